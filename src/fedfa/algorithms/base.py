@@ -1,0 +1,104 @@
+"""The interface that every federated algorithm is written to. Its defaults are FedAvg."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, ClassVar
+
+from torch import Tensor, nn
+
+from fedfa.reduction import Reduced, Report
+from fedfa.state import ServerState
+from fedfa.task import Batch
+
+if TYPE_CHECKING:
+    from fedfa.engines.client import Client
+
+
+@dataclass(frozen=True)
+class Share:
+    """What a client gives away once, before the first round."""
+
+    report: Report = field(default_factory=Report)
+    """Tensors that the server gets the mean (or the variance) of."""
+    gathered: Mapping[str, Tensor] = field(default_factory=dict)
+    """Tensors that the server gets one by one: the only thing that is not a sum (FedMix's averaged samples)."""
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """A federated algorithm: a frozen dataclass whose fields are its settings.
+
+    The methods are called in the order they stand in here. Those named after clients run where the data are, the
+    others on the server; the two meet only in tensors, so the same object serves a simulation and a real federation.
+    A client's step must stay capturable: no `.item()`, no branch on data.
+    """
+
+    shares: ClassVar[bool] = False
+    """Whether :meth:`share` is asked for before the first round."""
+
+    # The network and the server's own tensors
+
+    def layer(self, channels: int) -> nn.Module | None:
+        """A layer to put after every convolutional stage of the network, or None."""
+        return None
+
+    def private(self, model: nn.Module) -> frozenset[str]:
+        """Names of the model's entries that stay on the client (FedBN's normalisation). They are kept in the
+        client's memory, and each client is evaluated with its own."""
+        return frozenset()
+
+    def start(self, model: nn.Module) -> dict[str, Tensor]:
+        """The server's own tensors before the first round."""
+        return {}
+
+    # Once, before the first round
+
+    def share(self, client: Client) -> Share:
+        """What the client gives away once."""
+        return Share()
+
+    def receive(self, server: ServerState, reduced: Reduced, gathered: Mapping[str, list[Tensor]]) -> ServerState:
+        """Take the clients' shares: reports reduced, and gathered tensors in the order of client names."""
+        return server
+
+    # Every round
+
+    def broadcast(self, server: ServerState) -> dict[str, Tensor]:
+        """What goes to the clients besides the model."""
+        return {}
+
+    def begin(self, client: Client) -> None:
+        """Before a client's first step: the model, extras and memory are loaded."""
+
+    def inputs(self, x: Tensor, extras: Mapping[str, Tensor]) -> Tensor:
+        """What the network sees of the images, in training and in evaluation alike."""
+        return x
+
+    def loss(self, client: Client, batch: Batch) -> Tensor:
+        """The loss of one batch."""
+        return client.task.batch_loss(client.model(self.inputs(batch.x, client.extras)), batch)
+
+    def correct(self, client: Client) -> None:
+        """Between backward and optimiser step, where gradients may be changed in place."""
+
+    def step(self, client: Client, batch: Batch) -> Tensor:
+        """One local step; returns the loss, detached."""
+        client.optimizer.zero_grad(set_to_none=True)
+        loss = self.loss(client, batch)
+        loss.backward()
+        self.correct(client)
+        client.optimizer.step()
+        return loss.detach()
+
+    def end(self, client: Client) -> None:
+        """After a client's last step: what is to be remembered goes into `client.memory`."""
+
+    def report(self, client: Client) -> Report:
+        """What the client tells the server besides its model."""
+        return Report()
+
+    def aggregate(self, server: ServerState, reduced: Reduced) -> ServerState:
+        """The server's state after a round; the caller counts the round."""
+        return replace(server, model={**server.model, **reduced.model})

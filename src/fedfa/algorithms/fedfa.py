@@ -1,0 +1,145 @@
+"""FedFA: Zhou and Konukoglu, *FedFA: Federated Feature Augmentation*, ICLR 2023, and its variants."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from fedfa.algorithms.base import Algorithm
+from fedfa.engines.client import Client
+from fedfa.layers.ffa import FFA, Fusion, Statistics, between
+from fedfa.reduction import Across, Reduced, Report
+from fedfa.state import ServerState, ffa_layers
+
+STATISTICS = ("mean", "std")
+
+
+@dataclass(frozen=True)
+class FedFA(Algorithm):
+    """Feature augmentation whose width comes from the client's batch and from the federation (Algorithms 1 and 2).
+
+    Every stage of the network is followed by an :class:`~fedfa.FFA` layer. A client sends the layers' running
+    statistics with its model; the server takes their variance over clients (Eq. shareing), modulates it to γ
+    (Eq. t), and sends γ with the next model. Statistics weigh one a client, whatever the weights of the models.
+
+    What happens to the running statistics between rounds is `statistics`, as :class:`~fedfa.FFA` describes it. With
+    ``corrected`` and ``kept``, a client whose layer was never active is left out of that layer's variance, and γ
+    keeps its last value while fewer than two clients are left; as the paper writes it, such a client counts with 0
+    and 1. With ``released`` the server averages the statistics and sends them back, and γ is 1 throughout.
+    """
+
+    p: float = 0.5
+    momentum: float = 0.99
+    fusion: Fusion = "adaptive"
+    statistics: Statistics = "paper"
+    eps: float = 1e-6
+
+    def __post_init__(self) -> None:
+        self.layer(1)  # refuse settings that no layer takes
+
+    def layer(self, channels: int) -> nn.Module:
+        return FFA(channels, self.p, self.momentum, self.fusion, self.statistics, self.eps)
+
+    def start(self, model: nn.Module) -> dict[str, Tensor]:
+        names = STATISTICS if self._averaged else tuple(f"gamma_{name}" for name in STATISTICS)
+        return {
+            f"{path}.{name}": layer.get_buffer(name).clone()
+            for path, layer in ffa_layers(model)
+            for name in names
+            if self._averaged or self._federated
+        }
+
+    def broadcast(self, server: ServerState) -> dict[str, Tensor]:
+        return dict(server.memory)
+
+    def begin(self, client: Client) -> None:
+        for path, layer in ffa_layers(client.model):
+            layer.reset_statistics()
+            for name in (*STATISTICS, "batches"):
+                if f"{path}.{name}" in client.memory:  # `kept`
+                    layer.get_buffer(name).copy_(client.memory[f"{path}.{name}"])
+            for name in (*STATISTICS, *(f"gamma_{name}" for name in STATISTICS)):
+                if f"{path}.{name}" in client.extras:
+                    layer.get_buffer(name).copy_(client.extras[f"{path}.{name}"])
+
+    def end(self, client: Client) -> None:
+        if self.statistics == "kept":
+            for path, layer in ffa_layers(client.model):
+                for name in (*STATISTICS, "batches"):
+                    client.memory[f"{path}.{name}"] = layer.get_buffer(name).clone()
+
+    def report(self, client: Client) -> Report:
+        layers = list(ffa_layers(client.model))
+        if self._averaged:
+            return Report(means={f"{path}.{name}": la.get_buffer(name) for path, la in layers for name in STATISTICS})
+        if not self._federated:
+            return Report()
+        spreads: dict[str, tuple[Tensor, Tensor]] = {}
+        for path, layer in layers:
+            if self.statistics == "paper":
+                values, weight = (layer.mean, layer.std), torch.ones_like(layer.batches)
+            else:
+                values, weight = layer.corrected(), (layer.batches > 0).to(layer.batches.dtype)
+            for name, value in zip(STATISTICS, values, strict=True):
+                spreads[f"{path}.{name}"] = (value, weight)
+        return Report(spreads=spreads)
+
+    def aggregate(self, server: ServerState, reduced: Reduced) -> ServerState:
+        server = super().aggregate(server, reduced)
+        memory = {**server.memory, **reduced.means}
+        for name, across in reduced.spreads.items():
+            gamma = _gamma_name(name)
+            memory[gamma] = self._gamma(across, server.memory[gamma])
+        return replace(server, memory=memory)
+
+    def _gamma(self, across: Across, last: Tensor) -> Tensor:
+        if self.statistics != "paper" and across.clients < 2:
+            return last
+        return between(self.fusion, across.variance)
+
+    @property
+    def _averaged(self) -> bool:
+        """Whether the server averages the running statistics and sends them back."""
+        return self.statistics == "released"
+
+    @property
+    def _federated(self) -> bool:
+        """Whether the width depends on the other clients at all."""
+        return self.fusion not in ("client", "random") and not self._averaged
+
+
+def _gamma_name(statistic: str) -> str:
+    path, _, name = statistic.rpartition(".")
+    return f"{path}.gamma_{name}"
+
+
+@dataclass(frozen=True)
+class FedFARandom(FedFA):
+    """FedFA-R: the same standard deviation, λ = 0.5, for every statistic and channel."""
+
+    fusion: Fusion = "random"
+
+
+@dataclass(frozen=True)
+class FedFAClient(FedFA):
+    """FedFA-C: the client's own batch variance alone (γ = 0)."""
+
+    fusion: Fusion = "client"
+
+
+@dataclass(frozen=True)
+class FedFADirect(FedFA):
+    """'Direct Fusion': the raw variance over clients where γ stands."""
+
+    fusion: Fusion = "direct"
+
+
+@dataclass(frozen=True)
+class FedFATotal(FedFA):
+    """An extension: batch variance plus variance over clients, by the law of total variance. Statistics are kept
+    and corrected by default, since raw variances show how many batches a client has as soon as they are not."""
+
+    fusion: Fusion = "total"
+    statistics: Statistics = "kept"

@@ -1,0 +1,142 @@
+"""The command line. Nothing heavy is imported before a command needs it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedfa.errors import UserError
+
+app = typer.Typer(
+    help="Federated learning under feature shift, with FedFA at its centre.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,  # help in plain text: importing rich for it would double its time
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Root = Annotated[Path, typer.Option("--out", "-o", help="Folder that run folders are made in.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the result alone.")]
+
+
+def user_errors(command: Callable[..., None]) -> Callable[..., None]:
+    """Print a user's mistake in one line and exit with 2; exit with 130 on Ctrl-C."""
+
+    @wraps(command)
+    def guarded(*args: Any, **kwargs: Any) -> None:
+        try:
+            command(*args, **kwargs)
+        except UserError as error:
+            print(f"fedfa: {error}", file=sys.stderr)
+            raise typer.Exit(2) from None
+        except KeyboardInterrupt:
+            raise typer.Exit(130) from None
+        except BrokenPipeError:  # whoever read our output has gone
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(0) from None
+
+    return guarded
+
+
+@app.command()
+@user_errors
+def run(
+    experiment: Annotated[str, typer.Argument(help="A built-in name, such as digit-sites, or a TOML file.")],
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes to it.")] = None,
+    out: Root = Path("runs"),
+    force: Annotated[bool, typer.Option("--force", help="Delete a run with these settings and start anew.")] = False,
+    quiet: Quiet = False,
+) -> None:
+    """Run an experiment: fedfa run digit-sites algorithm=fedfa rounds=5"""
+    from fedfa.experiment import load, parse_overrides
+    from fedfa.report.progress import watch
+
+    config = load(experiment, parse_overrides(overrides or []))
+
+    def play(watcher: Any) -> Any:
+        from fedfa.simulate import run
+
+        return run(config, root=out, watcher=watcher, force=force)
+
+    watch(play, quiet)
+
+
+@app.command()
+@user_errors
+def resume(run: Annotated[Path, typer.Argument(help="The run's folder.")], quiet: Quiet = False) -> None:
+    """Go on with a run that was stopped, to the numbers it would have had."""
+    from fedfa.report.progress import watch
+
+    def play(watcher: Any) -> Any:
+        from fedfa.simulate import resume
+
+        return resume(run, watcher)
+
+    watch(play, quiet)
+
+
+@app.command("list")
+@user_errors
+def list_names() -> None:
+    """List algorithms, networks, sources, augmentations and built-in experiments."""
+    from fedfa.experiment import REGISTRIES, builtin_experiments
+    from fedfa.report.console import console
+
+    sections = {f"{kind}s": registry.lines for kind, registry in REGISTRIES.items()}
+    sections["experiments"] = builtin_experiments()
+    width = max(len(name) for lines in sections.values() for name in lines)
+    for title, lines in sections.items():
+        console.print(f"[bold]{title}[/bold]")
+        for name, line in lines.items():
+            console.print(f"  {name:<{width}}  {line}", soft_wrap=True, highlight=False)
+
+
+@app.command()
+@user_errors
+def show(
+    experiment: Annotated[str, typer.Argument(help="A built-in name or a TOML file.")],
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes to it.")] = None,
+) -> None:
+    """Print an experiment's whole config, checked, as TOML."""
+    from fedfa.experiment import load, parse_overrides
+
+    print(load(experiment, parse_overrides(overrides or [])).toml(), end="")
+
+
+@app.command()
+@user_errors
+def compare(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders.")],
+    png: Annotated[Path | None, typer.Option(help="Where the curves go as a picture.")] = None,
+    csv: Annotated[Path | None, typer.Option(help="Where the curves go as numbers.")] = None,
+) -> None:
+    """Put runs side by side: table and curves in the terminal, and as PNG and CSV."""
+    from fedfa.report.compare import compare
+    from fedfa.report.progress import print_comparison
+
+    print_comparison(compare(*runs), png, csv)
+
+
+def version(show: bool) -> None:
+    if show:
+        import fedfa
+
+        print(fedfa.__version__)
+        raise typer.Exit()
+
+
+@app.callback()
+def main(
+    version: Annotated[bool, typer.Option("--version", callback=version, is_eager=True, help="Print it.")] = False,
+) -> None: ...
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,1 @@
+"""Federations: clients' data, where they come from, and how they are divided."""

@@ -1,0 +1,1 @@
+"""Engines: how the clients of a round are trained."""

@@ -1,0 +1,198 @@
+"""One client's local training: the one loop that every engine runs, and a real client too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor, nn
+
+from fedfa.augmentation import Augmentation
+from fedfa.data.federation import ClientIndex, Federation
+from fedfa.layers.randomness import Draws
+from fedfa.reduction import Update
+from fedfa.state import Kind, entries
+from fedfa.streams import Streams
+from fedfa.task import Batch, Task
+
+if TYPE_CHECKING:
+    from fedfa.algorithms.base import Algorithm
+
+OPTIMIZER = "optimizer/"
+
+
+@dataclass(frozen=True)
+class Local:
+    """Settings of local training."""
+
+    epochs: int = 1
+    batch_size: int = 32
+    drop_last: bool = False
+    optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
+    lr: float = 0.01
+    lr_decay: float = 1.0
+    """The learning rate of round t is lr·lr_decay^(t−1)."""
+    momentum: float = 0.0
+    """SGD's."""
+    weight_decay: float = 0.0
+    optimizer_state: Literal["fresh", "kept"] = "fresh"
+    """Whether momentum and moments start anew every round, or are kept by each client."""
+
+    def rate(self, round: int) -> float:
+        return self.lr * self.lr_decay ** (round - 1)
+
+    def build(self, parameters: Iterator[nn.Parameter]) -> torch.optim.Optimizer:
+        if self.optimizer == "sgd":
+            return torch.optim.SGD(parameters, self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
+        kind = torch.optim.Adam if self.optimizer == "adam" else torch.optim.AdamW
+        return kind(parameters, self.lr, weight_decay=self.weight_decay)
+
+
+@dataclass(frozen=True)
+class Broadcast:
+    """What the server sends to every client of a round."""
+
+    round: int
+    model: Mapping[str, Tensor]
+    extras: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+class Slot:
+    """A place where clients train, one after another: a model, its optimiser and its random layers' draws."""
+
+    def __init__(self, model: nn.Module, local: Local) -> None:
+        self.model = model
+        self.kinds = entries(model)
+        state = model.state_dict()
+        self.tensors: dict[str, Tensor] = {name: state[name] for name in self.kinds}
+        self.optimizer = local.build(model.parameters())
+        self.draws = Draws(model)
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Overwrite the model's entries of these names."""
+        if tensors:
+            torch._foreach_copy_([self.tensors[name] for name in tensors], list(tensors.values()))
+
+
+@dataclass
+class Client:
+    """One client in one round: what an algorithm's hooks work on."""
+
+    name: str
+    slot: Slot
+    task: Task
+    federation: Federation
+    index: ClientIndex
+    local: Local
+    round: int
+    streams: Streams
+    received: Mapping[str, Tensor]
+    """The server's model as it was broadcast, w_t."""
+    extras: Mapping[str, Tensor]
+    """What the server sent besides the model."""
+    memory: dict[str, Tensor]
+    """The client's private tensors, kept between the rounds it takes part in. Empty before the first."""
+    augmentation: Augmentation = field(default_factory=Augmentation)
+    steps: int = 0
+    """Local steps taken so far in this round."""
+
+    @property
+    def model(self) -> nn.Module:
+        return self.slot.model
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        return self.slot.optimizer
+
+    @property
+    def rate(self) -> float:
+        """The learning rate of this round."""
+        return self.local.rate(self.round)
+
+    def anchors(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Every shared parameter beside its value in the server's model: (w, w_t)."""
+        for name, kind in self.slot.kinds.items():
+            if kind is Kind.PARAMETER and name in self.received:
+                yield self.model.get_parameter(name), self.received[name]
+
+
+def batches(index: Tensor, local: Local, generator: torch.Generator) -> Iterator[Tensor]:
+    """The indices of a round's batches, shuffled anew for every epoch.
+
+    A client with fewer samples than a batch trains with a batch of its own size; a last batch of one sample is
+    left out, since BatchNorm cannot normalise it; any other last batch counts, unless `drop_last`.
+    """
+    samples = len(index)
+    size = min(local.batch_size, samples)
+    for _ in range(local.epochs):
+        for part in index[torch.randperm(samples, generator=generator)].split(max(size, 1)):
+            whole = len(part) == size
+            if (len(part) > 1 and (whole or not local.drop_last)) or local.batch_size == 1:
+                yield part
+
+
+def train(client: Client, algorithm: Algorithm, weight: int) -> Update:
+    """Train one client for a round and return its update. The client's memory is new, its model is in the slot."""
+    slot, model = client.slot, client.model
+    private = algorithm.private(model)
+    slot.load(client.received)
+    slot.load({name: client.memory[name] for name in private if name in client.memory})
+    _restore(slot.optimizer, client.memory if client.local.optimizer_state == "kept" else {}, client.rate)
+    model.train()
+    total, samples = torch.zeros((), device=client.federation.images.device), 0
+    try:
+        # The global generator serves whatever draws from it (Dropout): the same draws in whatever order clients run.
+        with torch.random.fork_rng(_devices(client)):
+            torch.manual_seed(client.streams.seed("torch"))
+            algorithm.begin(client)
+            for index in batches(client.index.train, client.local, client.streams.host("order")):
+                batch = client.augmentation.mix(Batch(*client.federation.batch(index)), client.streams)
+                slot.draws.sample(len(batch), client.streams)
+                total += algorithm.step(client, batch) * len(batch)
+                client.steps += 1
+                samples += len(batch)
+            algorithm.end(client)
+    finally:
+        slot.draws.clear()
+    client.memory.update({name: slot.tensors[name].clone() for name in private})
+    if client.local.optimizer_state == "kept":
+        client.memory.update(_saved(slot.optimizer))
+    return Update(
+        client=client.name,
+        weight=weight,
+        model={name: tensor for name, tensor in slot.tensors.items() if name not in private},
+        report=algorithm.report(client),
+        steps=client.steps,
+        loss=total / max(samples, 1),
+    )
+
+
+def _devices(client: Client) -> list[int]:
+    device = client.federation.images.device
+    return [device.index or 0] if device.type == "cuda" else []
+
+
+def _restore(optimizer: torch.optim.Optimizer, memory: Mapping[str, Tensor], rate: float) -> None:
+    """Give the optimiser the state in a client's memory, or a fresh one, and the round's learning rate."""
+    optimizer.state.clear()
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    for name, tensor in memory.items():
+        if name.startswith(OPTIMIZER):
+            _, number, key = name.split("/")
+            parameter = parameters[int(number)]
+            # torch keeps the count of steps on the CPU
+            optimizer.state[parameter][key] = tensor.clone() if key == "step" else tensor.clone().to(parameter.device)
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+
+
+def _saved(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    return {
+        f"{OPTIMIZER}{number}/{key}": value.detach().clone()
+        for number, parameter in enumerate(parameters)
+        for key, value in optimizer.state[parameter].items()
+        if isinstance(value, Tensor)
+    }

@@ -1,0 +1,108 @@
+"""The plain engine: one client after another, on any device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from fedfa.algorithms.base import Algorithm, Share
+from fedfa.augmentation import Augmentation
+from fedfa.data.federation import Federation, Split
+from fedfa.engines.base import Refused, Score
+from fedfa.engines.client import Broadcast, Client, Local, Slot, train
+from fedfa.memory import Memory
+from fedfa.reduction import BadUpdate, Update, check
+from fedfa.streams import Streams
+from fedfa.task import Task
+
+EVALUATION_BATCH = 256
+
+
+class Sequential:
+    """Trains the clients of a round one after another in one slot, so that memory does not grow with clients."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        federation: Federation,
+        task: Task,
+        algorithm: Algorithm,
+        local: Local,
+        memory: Memory,
+        seed: int,
+        weighting: str = "uniform",
+        augmentation: Augmentation | None = None,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.device = torch.device(device)
+        self.federation = federation.to(self.device)
+        self.task, self.algorithm, self.local, self.memory = task, algorithm, local, memory
+        self.seed, self.weighting = seed, weighting
+        self.augmentation = augmentation or Augmentation()
+        self.slot = Slot(model.to(self.device), local)
+
+    def client(self, name: str, broadcast: Broadcast) -> Client:
+        """The client with this name as it stands before the round's training."""
+        return Client(
+            name=name,
+            slot=self.slot,
+            task=self.task,
+            federation=self.federation,
+            index=self.federation.clients[name],
+            local=self.local,
+            round=broadcast.round,
+            streams=Streams(self.seed, broadcast.round, name, self.device),
+            received=broadcast.model,
+            extras=broadcast.extras,
+            memory=self.memory.load(name, broadcast.round - 1),
+            augmentation=self.augmentation,
+        )
+
+    def share(self, broadcast: Broadcast, names: Sequence[str]) -> Iterator[tuple[str, Share]]:
+        for name in names:
+            client = self.client(name, broadcast)
+            self.slot.load(client.received)
+            yield name, self.algorithm.share(client)
+            self.memory.save(name, 0, client.memory)
+
+    def train(self, broadcast: Broadcast, names: Sequence[str]) -> Iterator[Update | Refused]:
+        for name in names:
+            client = self.client(name, broadcast)
+            weight = 1 if self.weighting == "uniform" else len(client.index.train)
+            update = train(client, self.algorithm, weight)
+            if not update.steps:
+                yield Refused(name, f"has no batch to train on ({len(client.index.train)} training samples)")
+                continue
+            try:
+                check(update, broadcast.model)
+            except BadUpdate as bad:
+                yield Refused(name, str(bad))
+                continue
+            self.memory.save(name, broadcast.round, client.memory)
+            yield update
+
+    @torch.no_grad()
+    def evaluate(self, broadcast: Broadcast, names: Sequence[str], split: Split) -> dict[str, Score]:
+        model = self.slot.model.eval()
+        private = self.algorithm.private(model)
+        self.slot.load(broadcast.model)
+        totals: dict[str, tuple[Tensor, int]] = {}
+        for name in names:
+            if private:
+                known = self.memory.load(name, broadcast.round)
+                self.slot.load({**broadcast.model} | {entry: known[entry] for entry in private if entry in known})
+            index = self.federation.clients[name].of(split)
+            if len(index):
+                totals[name] = self._totals(index, broadcast.extras), len(index)
+        return {name: Score(float(total[0]) / n, float(total[1]) / n, n) for name, (total, n) in totals.items()}
+
+    def _totals(self, index: Tensor, extras: Mapping[str, Tensor]) -> Tensor:
+        """Sums of metric and loss over the samples at `index`."""
+        total = torch.zeros(2, device=self.device, dtype=torch.float64)
+        for part in index.split(EVALUATION_BATCH):
+            x, y = self.federation.batch(part)
+            output = self.slot.model(self.algorithm.inputs(x, extras))
+            total += torch.stack((self.task.scores(output, y).sum(), self.task.loss(output, y) * len(part)))
+        return total

@@ -1,0 +1,228 @@
+"""Experiments: the validated config of a run, from a TOML file or a built-in name and `key=value` overrides."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import tomllib
+from collections.abc import Iterable, Mapping
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Literal, get_type_hints
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
+
+from fedfa.algorithms import ALGORITHMS
+from fedfa.errors import UserError
+from fedfa.registries import AUGMENTATIONS, NETWORKS, SOURCES
+from fedfa.registry import Registry, nearest
+
+REGISTRIES: dict[str, Registry[Any]] = {
+    "source": SOURCES,
+    "network": NETWORKS,
+    "algorithm": ALGORITHMS,
+    "augmentation": AUGMENTATIONS,
+}
+GIVEN = ("num_classes", "in_channels", "augment")
+"""Arguments of a network that the federation and the algorithm decide."""
+COSMETIC = {"description", "checkpoint_every", "keep_checkpoints"}
+"""Keys that do not change a run's numbers, and so not its name."""
+
+
+class Experiment(BaseModel):
+    """Everything that decides a run's numbers. `source`, `network`, `algorithm` and `augmentation` are a name, or a
+    table with a name and settings of that component."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str = Field("experiment", pattern=r"^[\w.-]+$")
+    description: str = ""
+    source: dict[str, Any]
+    network: dict[str, Any]
+    algorithm: dict[str, Any] = Field({"name": "fedavg"}, validate_default=True)
+    augmentation: dict[str, Any] = Field({"name": "none"}, validate_default=True)
+    rounds: int = Field(100, ge=1)
+    seed: int = Field(0, ge=0)
+    participation: float = Field(1.0, gt=0, le=1)
+    weighting: Literal["uniform", "samples"] = "uniform"
+    held_out: tuple[str, ...] = ()
+    epochs: int = Field(1, ge=1)
+    batch_size: int = Field(32, ge=1)
+    drop_last: bool = False
+    optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
+    lr: float = Field(0.01, gt=0)
+    lr_decay: float = Field(1.0, gt=0, le=1)
+    momentum: float = Field(0.0, ge=0, lt=1)
+    weight_decay: float = Field(0.0, ge=0)
+    optimizer_state: Literal["fresh", "kept"] = "fresh"
+    dice: Literal["foreground", "released"] = "foreground"
+    evaluate_every: int = Field(1, ge=1)
+    engine: Literal["sequential"] = "sequential"
+    device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?|mps)$")
+    threads: int = Field(0, ge=0)
+    checkpoint_every: int = Field(10, ge=1)
+    keep_checkpoints: int = Field(2, ge=1)
+
+    @field_validator("source", "network", "algorithm", "augmentation", mode="before")
+    @classmethod
+    def _component(cls, value: Any, info: Any) -> dict[str, Any]:
+        return complete(info.field_name, value)
+
+    @field_validator("held_out", mode="before")
+    @classmethod
+    def _one_or_more(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, str) else value
+
+    def build(self, component: str, **given: Any) -> Any:
+        """The component of that kind, made with its settings."""
+        settings = dict(getattr(self, component))
+        target = REGISTRIES[component][settings.pop("name")]
+        try:
+            return target(**settings, **given)
+        except ValueError as error:
+            raise UserError(f"{component}: {error}") from error
+
+    def digest(self) -> str:
+        """Eight hex digits that name these settings."""
+        plain = self.model_dump(mode="json", exclude=COSMETIC)
+        return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:8]
+
+    @property
+    def title(self) -> str:
+        """What a run of this experiment is called: readable, and different for different settings."""
+        return f"{self.name}-{self.algorithm['name']}-seed{self.seed}-{self.digest()}"
+
+    def toml(self) -> str:
+        """The whole config, defaults included, as TOML."""
+        import tomli_w
+
+        return tomli_w.dumps(_without_none(self.model_dump(mode="json")))
+
+
+def builtin_experiments() -> dict[str, str]:
+    """Names of the experiments that come with the package, each with its description."""
+    folder = files("fedfa") / "builtin"
+    names = sorted(file.name for file in folder.iterdir() if file.name.endswith(".toml"))
+    texts = {name: tomllib.loads((folder / name).read_text()) for name in names}
+    return {name.removesuffix(".toml"): text["description"] for name, text in texts.items()}
+
+
+def load(
+    experiment: str | Path | Mapping[str, Any] | Experiment, overrides: Mapping[str, Any] | None = None
+) -> Experiment:
+    """An experiment from a built-in name, a TOML file, a mapping or another experiment, with overrides on top.
+
+    Keys of overrides may be dotted: ``{"algorithm.p": 0.3}``.
+    """
+    config = _read(experiment)
+    for key, value in (overrides or {}).items():
+        _set(config, key, value)
+    try:
+        return Experiment(**config)
+    except ValidationError as error:
+        raise UserError(_one_line(error)) from None
+
+
+def parse_override(text: str) -> tuple[str, Any]:
+    """``key=value`` of the command line: the value is read as TOML, or as a string where it is not."""
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise UserError(f"{text!r} is not key=value, such as rounds=5 or algorithm=fedfa")
+    try:
+        parsed = tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        parsed = value.strip()
+    return key.strip(), parsed
+
+
+def complete(component: str, value: Any) -> dict[str, Any]:
+    """A component's table with every setting in it, checked: ``"fedfa"`` becomes ``{"name": "fedfa", "p": 0.5, …}``."""
+    table = {"name": value} if isinstance(value, str) else dict(value) if isinstance(value, Mapping) else None
+    if table is None or not isinstance(table.get("name"), str):
+        raise UserError(f"{component} is a name or a table with a name, not {value!r}")
+    name = table.pop("name")
+    target = REGISTRIES[component].find(name)
+    known = _settings(target)
+    for key, setting in table.items():
+        if key not in known:
+            hint = nearest(key, known) if known else "it has none"
+            raise UserError(f"{component} {name!r} has no setting {key!r}; {hint}")
+        try:
+            table[key] = TypeAdapter(known[key][0]).validate_python(setting)
+        except ValidationError as error:
+            raise UserError(f"{component}.{key}: {_complaint(error.errors()[0])}") from None
+    return {"name": name, **{key: default for key, (_, default) in known.items()}, **table}
+
+
+def _settings(target: Any) -> dict[str, tuple[Any, Any]]:
+    """Settings of a component: type and default of every argument that has a default and is not given by us."""
+    hints = get_type_hints(target.__init__)
+    parameters = inspect.signature(target).parameters.values()
+    return {p.name: (hints[p.name], p.default) for p in parameters if p.name not in GIVEN}
+
+
+def _read(experiment: str | Path | Mapping[str, Any] | Experiment) -> dict[str, Any]:
+    if isinstance(experiment, Experiment):
+        return experiment.model_dump()
+    if isinstance(experiment, Mapping):
+        return dict(experiment)
+    path = Path(experiment)
+    if path.suffix != ".toml" and not path.is_file():
+        built_in = builtin_experiments()
+        if str(experiment) not in built_in:
+            raise UserError(
+                f"no experiment {str(experiment)!r}; {nearest(str(experiment), built_in)} (or the path of a .toml file)"
+            )
+        text = (files("fedfa") / "builtin" / f"{experiment}.toml").read_text()
+        return {"name": str(experiment), **tomllib.loads(text)}
+    try:
+        return {"name": path.stem, **tomllib.loads(path.read_text())}
+    except FileNotFoundError:
+        raise UserError(f"no file {path}") from None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise UserError(f"{path} cannot be read: {error}") from None
+
+
+def _set(config: dict[str, Any], key: str, value: Any) -> None:
+    first, dot, rest = key.partition(".")
+    if not dot:
+        config[key] = value
+        return
+    table = config.get(first, {})
+    table = {"name": table} if isinstance(table, str) else dict(table) if isinstance(table, Mapping) else {}
+    if first not in REGISTRIES:
+        raise UserError(f"{key!r}: {first!r} has no settings of its own; {', '.join(REGISTRIES)} have")
+    table[rest] = value
+    config[first] = table
+
+
+def _one_line(error: ValidationError) -> str:
+    return "; ".join(_place(problem) + _complaint(problem) for problem in error.errors())
+
+
+def _place(problem: Any) -> str:
+    return "" if problem["type"] in ("extra_forbidden", "missing") else f"{'.'.join(map(str, problem['loc']))}: "
+
+
+def _complaint(problem: Any) -> str:
+    key = ".".join(map(str, problem["loc"]))
+    if problem["type"] == "extra_forbidden":
+        return f"unknown key {key!r}; {nearest(key, Experiment.model_fields)}"
+    if problem["type"] == "missing":
+        return f"{key} is missing: say {key}=NAME"
+    message = problem["msg"].removeprefix("Input ").removeprefix("Value error, ")
+    return f"{message}, not {problem['input']!r}"
+
+
+def _without_none(value: Any) -> Any:
+    """TOML has no null: a key without a value is left out, and its default is None."""
+    if isinstance(value, dict):
+        return {key: _without_none(item) for key, item in value.items() if item is not None}
+    if isinstance(value, (list, tuple)):
+        return [_without_none(item) for item in value]
+    return value
+
+
+def parse_overrides(texts: Iterable[str]) -> dict[str, Any]:
+    return dict(parse_override(text) for text in texts)

@@ -1,0 +1,68 @@
+"""Files that are whole or not there: written beside their place, then renamed."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Write a file so that a reader, or a crash, sees the old content or the new, never a part."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    with open(beside, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(beside, path)
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[bool]:
+    """Hold a folder for this process; gives False where another process holds it. Ends with the process."""
+    try:
+        import fcntl
+    except ImportError:  # not on Windows
+        yield True
+        return
+    with open(folder / ".lock", "w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            yield False
+        else:
+            yield True
+
+
+def write_text(path: Path, text: str) -> None:
+    write_bytes(path, text.encode())
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, Any] | None = None) -> None:
+    """Tensors as safetensors, with `meta` (anything JSON takes) in the header."""
+    from safetensors.torch import save
+
+    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    write_bytes(path, save(plain, {"fedfa": json.dumps(meta or {})}))
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    from safetensors.torch import load_file
+
+    tensors: dict[str, Tensor] = load_file(path)
+    return tensors
+
+
+def read_meta(path: Path) -> dict[str, Any]:
+    """What :func:`write_tensors` was given as `meta`."""
+    from safetensors import safe_open
+
+    with safe_open(path, framework="pt") as file:
+        meta: dict[str, Any] = json.loads((file.metadata() or {}).get("fedfa", "{}"))
+    return meta

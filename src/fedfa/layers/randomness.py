@@ -1,0 +1,60 @@
+"""Random layers: sampling apart from applying.
+
+All randomness of a training step is drawn before the forward, from named streams, into tensors that the layers
+read. A layer is then a deterministic function of its input and its draws, so that a step can be captured in a
+CUDA graph, and so that a second pass (FedSAM) can see the same draws. A layer that was given none draws for itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+
+class RandomLayer(nn.Module):
+    """A layer whose forward reads its randomness from `self.drawn`."""
+
+    stream: ClassVar[str]
+    """The named stream that the layer's draws come from."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drawn: Any = None
+
+    @classmethod
+    def sample(cls, layers: Sequence[RandomLayer], batch: int, generator: torch.Generator | None) -> list[Any]:
+        """One draw for each of `layers`, for a batch of `batch` samples. All layers of a class are sampled
+        together, so that they can share a choice (Manifold Mixup's one stage) and a launch."""
+        raise NotImplementedError(f"{cls.__name__} must define sample()")
+
+    def draw(self, batch: int) -> Any:
+        """The draws given for this forward, or fresh ones from torch's global generator."""
+        return self.sample([self], batch, None)[0] if self.drawn is None else self.drawn
+
+
+class Draws:
+    """Gives the random layers of one model their draws, step by step."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._groups: dict[type[RandomLayer], list[RandomLayer]] = {}
+        for layer in random_layers(model):
+            self._groups.setdefault(type(layer), []).append(layer)
+
+    def sample(self, batch: int, streams: Callable[[str], torch.Generator]) -> None:
+        """Draw for a forward of `batch` samples, from the streams the layers name."""
+        for kind, layers in self._groups.items():
+            for layer, drawn in zip(layers, kind.sample(layers, batch, streams(kind.stream)), strict=True):
+                layer.drawn = drawn
+
+    def clear(self) -> None:
+        """Let every layer draw for itself again."""
+        for layers in self._groups.values():
+            for layer in layers:
+                layer.drawn = None
+
+
+def random_layers(model: nn.Module) -> Iterable[RandomLayer]:
+    return (module for module in model.modules() if isinstance(module, RandomLayer))

@@ -1,0 +1,58 @@
+"""Clients' private tensors between rounds: on disk, so that ten thousand clients take no memory."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from urllib.parse import quote
+
+from torch import Tensor
+
+from fedfa.files import read_tensors, write_tensors
+
+
+class Memory:
+    """One folder a client, one file a version: the memory after round t is in ``t.safetensors``.
+
+    A round that is played again after a crash starts from the version before it. Three versions are kept at most:
+    the one that the last checkpoint goes with, the one before this round, and this round's.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.checkpoint = 0
+        """The round that a restart would go back to: versions it needs are not deleted."""
+
+    def load(self, client: str, round: int) -> dict[str, Tensor]:
+        """The client's memory as it was after the given round; empty if it has none."""
+        known = [version for version in self._versions(client) if version <= round]
+        return read_tensors(self._file(client, max(known))) if known else {}
+
+    def save(self, client: str, round: int, tensors: dict[str, Tensor]) -> None:
+        """Keep the client's memory after the given round."""
+        if not tensors and not self._folder_of(client).exists():
+            return
+        write_tensors(self._file(client, round), tensors)
+        versions = self._versions(client)
+        needed = {round}
+        for limit in (self.checkpoint, round - 1):
+            needed.add(max((version for version in versions if version <= limit), default=round))
+        for version in set(versions) - needed:
+            self._file(client, version).unlink()
+
+    def forget_after(self, round: int) -> None:
+        """Delete versions of rounds that did not count, before they are played again."""
+        for folder in self._folder.glob("*"):
+            for file in folder.glob("*.safetensors"):
+                if int(file.stem) > round:
+                    file.unlink()
+
+    def _versions(self, client: str) -> list[int]:
+        files = self._folder_of(client).glob("*.safetensors")
+        return [int(file.stem) for file in files if re.fullmatch(r"\d+", file.stem)]
+
+    def _folder_of(self, client: str) -> Path:
+        return self._folder / quote(client, safe=" ")
+
+    def _file(self, client: str, round: int) -> Path:
+        return self._folder_of(client) / f"{round}.safetensors"

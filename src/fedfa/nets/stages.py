@@ -1,0 +1,33 @@
+"""Where the layers that augment features go: after the convolutional stages of a network."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from torch import nn
+
+Augment = Callable[[int], nn.Module]
+"""Makes the layer that augments features of so many channels, such as :class:`fedfa.layers.ffa.FFA`."""
+
+
+def augment_layers(
+    channels: Sequence[int], augment: Augment | None, stages: Sequence[int] | None = None
+) -> list[nn.Module]:
+    """One layer for each stage: `augment(C)` after the chosen ones, the identity after the others.
+
+    `channels` are the stages' output channels; `stages` counts from 1, None being all of them. Networks keep the
+    layers in a list apart from the stages, so that the names of their parameters do not depend on them, and make
+    them last, so that neither do the initial weights.
+
+    >>> augment_layers((6, 16), nn.BatchNorm2d, [2])[0]
+    Identity()
+    """
+    existing = range(1, len(channels) + 1)
+    chosen = existing if stages is None else stages
+    for stage in chosen:
+        if stage not in existing:
+            raise ValueError(f"there is no stage {stage}: the network's stages are {', '.join(map(str, existing))}")
+    return [
+        augment(count) if augment is not None and stage in chosen else nn.Identity()
+        for stage, count in zip(existing, channels, strict=True)
+    ]

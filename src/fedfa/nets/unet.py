@@ -1,0 +1,74 @@
+"""U-Net, for ProstateMRI.
+
+Zhou and Konukoglu, *FedFA*, ICLR 2023, Tables unet and unet_block. What the tables leave open, as in the authors'
+code: 3×3 convolutions are padded by 1, so that the mask has the size of the image, and have no bias, BN following;
+each decoder block is fed a 2×2 transposed convolution (stride 2, with bias) of what lies below, concatenated with
+the encoder's features of that size. These skip connections carry the features as they were before the pool and
+before augmentation; nothing is augmented in the decoder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from fedfa.nets.stages import Augment, augment_layers
+
+
+class UNet(nn.Module):
+    """Four encoder stages, a bottleneck (stage 5) and four decoder blocks; one logit per class and pixel.
+
+    `augment` makes the layer that follows each of the `stages` (from 1; None: all): after the pools of stages 1 to
+    4 and after the bottleneck. The sides of the images are multiples of 16.
+    """
+
+    stage_channels: ClassVar[tuple[int, ...]] = (32, 64, 128, 256, 512)
+
+    def __init__(
+        self,
+        num_classes: int,
+        in_channels: int = 3,
+        augment: Augment | None = None,
+        stages: Sequence[int] | None = None,
+    ) -> None:
+        super().__init__()
+        widths = self.stage_channels
+        pools = len(widths) - 1
+        upwards = list(pairwise(reversed(widths)))
+        self.encoders = nn.ModuleList([_block(low, high) for low, high in pairwise((in_channels, *widths))])
+        self.pools = nn.ModuleList([*(nn.MaxPool2d(2) for _ in range(pools)), nn.Identity()])
+        self.ups = nn.ModuleList([nn.ConvTranspose2d(high, low, 2, stride=2) for high, low in upwards])
+        self.decoders = nn.ModuleList([_block(2 * low, low) for _, low in upwards])
+        self.head = nn.Conv2d(widths[0], num_classes, 1)
+        self.augments = nn.ModuleList(augment_layers(widths, augment, stages))
+        self.multiple = 2**pools
+
+    def forward(self, x: Tensor) -> Tensor:
+        height, width = x.shape[-2:]
+        if height % self.multiple or width % self.multiple:
+            raise ValueError(f"UNet takes images whose sides are multiples of {self.multiple}, not {height}x{width}")
+        skips: list[Tensor] = []
+        for encoder, pool, augment in zip(self.encoders, self.pools, self.augments, strict=True):
+            skips.append(encoder(x))
+            x = augment(pool(skips[-1]))
+        skips.pop()  # the bottleneck's: it goes up, not across
+        for up, decoder in zip(self.ups, self.decoders, strict=True):
+            x = decoder(torch.cat((up(x), skips.pop()), dim=1))
+        x = self.head(x)
+        return x
+
+
+def _block(inputs: int, outputs: int) -> nn.Sequential:
+    """Table unet_block."""
+    return nn.Sequential(
+        nn.Conv2d(inputs, outputs, 3, padding=1, bias=False),
+        nn.BatchNorm2d(outputs),
+        nn.ReLU(inplace=True),
+        nn.Conv2d(outputs, outputs, 3, padding=1, bias=False),
+        nn.BatchNorm2d(outputs),
+        nn.ReLU(inplace=True),
+    )

@@ -1,0 +1,184 @@
+"""Runs side by side: a table, curves, and the numbers behind them."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedfa.errors import UserError
+from fedfa.runs import Run, find_run
+
+LAST = 20
+"""Rounds that the 'last rounds' column averages over."""
+BARS = "▁▂▃▄▅▆▇█"
+
+
+@dataclass(frozen=True)
+class Summary:
+    """One run in a comparison. Metrics are test metrics, shares of 1."""
+
+    label: str
+    run: Run
+    rounds: int
+    last: float
+    """Mean over clients, after the last round."""
+    recent: float
+    """The same, averaged over the last 20 evaluated rounds."""
+    best: float
+    """After the round that did best on validation data."""
+    best_round: int
+    clients: dict[str, float]
+    unseen: float | None
+    gap: float | None
+    refused: int
+    seconds: float
+    curve: list[tuple[int, float]]
+
+    @property
+    def metric(self) -> str:
+        name: str = self.run.provenance["metric"]
+        return name
+
+
+class Comparison:
+    """Several runs of comparable experiments."""
+
+    def __init__(self, runs: Sequence[Run]) -> None:
+        if not runs:
+            raise UserError("nothing to compare: name one run or more")
+        self.runs = [summarise(run, label) for run, label in zip(runs, labels(runs), strict=True)]
+
+    @property
+    def clients(self) -> list[str]:
+        return list(dict.fromkeys(name for summary in self.runs for name in summary.clients))
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The table: a dictionary a run, metrics in per cent."""
+        return [
+            {
+                "run": s.label,
+                "rounds": s.rounds,
+                **{name: _percent(s.clients.get(name)) for name in self.clients},
+                "last": _percent(s.last),
+                f"last {LAST}": _percent(s.recent),
+                "best by val": _percent(s.best),
+                **({"unseen": _percent(s.unseen), "gap": _percent(s.gap)} if self._held_out else {}),
+                **({"refused": s.refused} if any(other.refused for other in self.runs) else {}),
+                "s/round": round(s.seconds / max(s.rounds, 1), 3),
+            }
+            for s in self.runs
+        ]
+
+    @property
+    def _held_out(self) -> bool:
+        return any(s.unseen is not None for s in self.runs)
+
+    def write_csv(self, path: Path) -> Path:
+        """The curves: a row a run, round and client."""
+        with open(path, "w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(["run", "round", "split", "client", "metric", "loss"])
+            for s in self.runs:
+                for line in s.run.metrics:
+                    for split in ("val", "test"):
+                        for client, value in line.get(split, {}).get("clients", {}).items():
+                            writer.writerow(
+                                [s.label, line["round"], split, client, value, line[split]["losses"][client]]
+                            )
+        return path
+
+    def write_png(self, path: Path) -> Path:
+        """The curves as a picture: the mean over clients on the left, each client on the right."""
+        from fedfa.report.figures import draw_curves
+
+        return draw_curves(self, path)
+
+    def __str__(self) -> str:
+        rows = self.rows()
+        lines = [list(rows[0]), *([cell(value) for value in row.values()] for row in rows)]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        padded = ([text.rjust(width) for text, width in zip(line, widths, strict=True)] for line in lines)
+        return "\n".join(
+            "  ".join([line[0].ljust(widths[0]), *rest[1:]]) for line, rest in zip(lines, padded, strict=True)
+        )
+
+
+def compare(*runs: Run | str | Path) -> Comparison:
+    """Runs, or their folders, side by side. ``print`` it for a table; `write_png` and `write_csv` for the rest."""
+    return Comparison([run if isinstance(run, Run) else find_run(run) for run in runs])
+
+
+def summarise(run: Run, label: str) -> Summary:
+    """A run in a line."""
+    lines = run.metrics
+    tested = [line for line in lines if "test" in line]
+    if not tested:
+        raise UserError(f"{run.folder} has no evaluated round yet")
+    last = tested[-1]
+    best = max(tested, key=lambda line: (line.get("val", line["test"])["mean"], -line["round"]))
+    recent = [line["test"]["mean"] for line in tested[-LAST:]]
+    return Summary(
+        label=label,
+        run=run,
+        rounds=last["round"],
+        last=last["test"]["mean"],
+        recent=sum(recent) / len(recent),
+        best=best["test"]["mean"],
+        best_round=best["round"],
+        clients=last["test"]["clients"],
+        unseen=last["test"]["unseen"],
+        gap=last["test"]["gap"],
+        refused=sum(len(line["refused"]) for line in lines),
+        seconds=sum(line["seconds"] for line in lines),
+        curve=[(line["round"], line["test"]["mean"]) for line in tested],
+    )
+
+
+def labels(runs: Sequence[Run]) -> list[str]:
+    """Short names that tell the runs apart: the algorithm, and the settings in which the runs differ. An algorithm's
+    own settings count only where runs of that same algorithm differ in them."""
+    configs = [_flat(run) for run in runs]
+    names = []
+    for config in configs:
+        peers = [other for other in configs if other["algorithm.name"] == config["algorithm.name"]]
+        told = [
+            f"{key.removeprefix('algorithm.')}={_short(value)}"
+            for key, value in config.items()
+            if any(other.get(key) != value for other in (peers if key.startswith("algorithm.") else configs))
+        ]
+        names.append(" ".join([config["algorithm.name"], *told]))
+    twice = {name for name in names if names.count(name) > 1}
+    return [f"{name} ({run.folder.name})" if name in twice else name for name, run in zip(names, runs, strict=True)]
+
+
+def _flat(run: Run) -> dict[str, Any]:
+    plain = run.experiment.model_dump(mode="json", exclude={"description", "checkpoint_every", "keep_checkpoints"})
+    flat: dict[str, Any] = {}
+    for key, value in plain.items():
+        flat |= {f"{key}.{name}": item for name, item in value.items()} if isinstance(value, dict) else {key: value}
+    return flat
+
+
+def sparkline(values: Sequence[float], width: int = 24) -> str:
+    """Values as a row of bars, from the lowest to the highest of them."""
+    step = max(len(values) / width, 1.0)
+    picked = [values[min(int(i * step), len(values) - 1)] for i in range(min(width, len(values)))]
+    low, high = min(picked), max(picked)
+    scale = (len(BARS) - 1) / (high - low) if high > low else 0.0
+    return "".join(BARS[round((value - low) * scale)] for value in picked)
+
+
+def _percent(value: float | None) -> float | None:
+    return None if value is None else round(100 * value, 2)
+
+
+def cell(value: Any) -> str:
+    """A value of the table as text."""
+    return "–" if value is None else f"{value:.1f}" if isinstance(value, float) and abs(value) >= 1 else str(value)
+
+
+def _short(value: Any) -> str:
+    return "+".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -1,0 +1,6 @@
+"""The terminal, without anything heavy."""
+
+from rich.console import Console
+
+console = Console()
+errors = Console(stderr=True)

@@ -1,0 +1,201 @@
+"""Runs: a folder each, from which everything else (resuming, tables, figures) is made."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from fedfa.errors import UserError
+from fedfa.experiment import Experiment, load
+from fedfa.files import read_meta, read_tensors, write_tensors, write_text
+from fedfa.server import Record
+from fedfa.state import ServerState
+
+FORMAT = 1
+
+
+class Run:
+    """A run's folder.
+
+    ========================  =====================================================================
+    ``experiment.toml``       the whole config
+    ``provenance.json``       versions, commit, hardware, threads, when it was started and resumed
+    ``metrics.jsonl``         a line a round
+    ``checkpoints/``          the server's state, ``round-N.safetensors`` and ``best.safetensors``
+    ``memory/``               clients' private tensors, where the algorithm has any
+    ``done``                  a summary; there once the run is complete
+    ========================  =====================================================================
+    """
+
+    def __init__(self, folder: Path | str) -> None:
+        self.folder = Path(folder)
+        config = self.folder / "experiment.toml"
+        if not config.is_file():
+            raise UserError(f"{self.folder} is not a run: it has no experiment.toml")
+        self.experiment: Experiment = load(config)
+        self.provenance: dict[str, Any] = json.loads((self.folder / "provenance.json").read_text())
+
+    @classmethod
+    def create(cls, folder: Path, experiment: Experiment, facts: dict[str, Any]) -> Run:
+        """A new run's folder, with `facts` beside its provenance. The config is written last: a folder that has one
+        is whole."""
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            write_text(folder / "provenance.json", json.dumps({**provenance(), **facts}, indent=2) + "\n")
+            write_text(folder / "experiment.toml", experiment.toml())
+        except OSError as error:
+            raise UserError(f"cannot write to {folder}: {error.strerror}") from None
+        return cls(folder)
+
+    # Metrics
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        """The records of all rounds so far. A last line cut off by a crash is passed over."""
+        return list(self._lines())
+
+    def _lines(self) -> Iterator[dict[str, Any]]:
+        path = self.folder / "metrics.jsonl"
+        if path.exists():
+            for line in path.read_text().splitlines():
+                try:
+                    yield json.loads(line)
+                except json.JSONDecodeError:
+                    return
+
+    def append(self, record: Record, seconds: float) -> None:
+        with open(self.folder / "metrics.jsonl", "a") as file:
+            file.write(json.dumps({**record.as_json(), "seconds": round(seconds, 4)}) + "\n")
+
+    def truncate(self, round: int) -> None:
+        """Drop the records of rounds after the given one: they are about to be played again."""
+        kept = [json.dumps(line) for line in self._lines() if line["round"] <= round]
+        write_text(self.folder / "metrics.jsonl", "".join(f"{line}\n" for line in kept))
+
+    # Checkpoints
+
+    def checkpoint(self, server: ServerState, best: float | None, keep: int) -> None:
+        """Write the server's state, and keep the last few."""
+        self._write(f"round-{server.round:05d}", server, best)
+        for old in self._checkpoints()[:-keep]:
+            old.unlink()
+
+    def checkpoint_best(self, server: ServerState, best: float) -> None:
+        self._write("best", server, best)
+
+    def latest(self) -> tuple[ServerState, float | None] | None:
+        """The newest checkpoint's state, with the best validation metric until then; None if there is none."""
+        known = self._checkpoints()
+        return self.load(known[-1]) if known else None
+
+    def best(self) -> ServerState | None:
+        """The server's state after the round that did best on validation data."""
+        path = self.folder / "checkpoints" / "best.safetensors"
+        return self.load(path)[0] if path.exists() else None
+
+    @staticmethod
+    def load(path: Path) -> tuple[ServerState, float | None]:
+        """A checkpoint's state, with the best validation metric until then."""
+        try:
+            tensors, meta = read_tensors(path), read_meta(path)
+            parts: dict[str, dict[str, Any]] = {"model": {}, "memory": {}, "centres": {}}
+            for name, tensor in tensors.items():
+                part, _, rest = name.partition("/")
+                parts[part][rest] = tensor
+            return ServerState(meta["round"], meta["population"], **parts), meta["best"]
+        except Exception as error:  # whatever a damaged file gives
+            raise UserError(f"{path} is damaged ({error}): delete it to go on from the one before") from None
+
+    def _write(self, name: str, server: ServerState, best: float | None) -> None:
+        parts = {"model": server.model, "memory": server.memory, "centres": server.centres}
+        tensors = {f"{part}/{key}": tensor for part, held in parts.items() for key, tensor in held.items()}
+        meta = {"format": FORMAT, "round": server.round, "population": server.population, "best": best}
+        write_tensors(self.folder / "checkpoints" / f"{name}.safetensors", tensors, meta)
+
+    def _checkpoints(self) -> list[Path]:
+        return sorted((self.folder / "checkpoints").glob("round-*.safetensors"))
+
+    # Completion
+
+    @property
+    def done(self) -> bool:
+        return (self.folder / "done").exists()
+
+    @property
+    def rounds(self) -> int:
+        """Rounds on record."""
+        return max((line["round"] for line in self._lines()), default=0)
+
+    def finish(self, seconds: float) -> None:
+        write_text(self.folder / "done", json.dumps({"rounds": self.rounds, "seconds": round(seconds, 2)}) + "\n")
+
+    def note_resumed(self, round: int) -> None:
+        self.provenance.setdefault("resumed", []).append({"round": round, "at": _now()})
+        write_text(self.folder / "provenance.json", json.dumps(self.provenance, indent=2) + "\n")
+
+    def clear(self) -> None:
+        """Delete the run and everything in it."""
+        shutil.rmtree(self.folder)
+
+
+def provenance() -> dict[str, Any]:
+    """What is worth knowing of where and with what a run was made."""
+    import numpy
+    import torch
+
+    import fedfa
+
+    return {
+        "format": FORMAT,
+        "started": _now(),
+        "fedfa": fedfa.__version__,
+        "commit": _commit(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": numpy.__version__,
+        "platform": f"{platform.system()} {platform.machine()}",
+        "cores": os.cpu_count(),
+        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+    }
+
+
+def _commit() -> str | None:
+    """The commit of the checkout that the package is run from, with a plus sign if files differ from it."""
+    here = Path(__file__).parent
+
+    def git(*words: str) -> str:
+        return subprocess.run(["git", "-C", str(here), *words], capture_output=True, text=True, check=True).stdout
+
+    try:
+        if not git("ls-files", "--", Path(__file__).name):
+            return None  # inside some other project's checkout
+        return git("rev-parse", "HEAD").strip() + ("+" if git("status", "--porcelain", "--", str(here)) else "")
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def find_run(folder: Path | str) -> Run:
+    """The run in a folder; where the folder only holds runs, the error says which."""
+    path = Path(folder)
+    if not path.exists():
+        raise UserError(f"no run at {path}")
+    inside = sorted(child.parent.name for child in path.glob("*/experiment.toml"))
+    if not (path / "experiment.toml").exists() and inside:
+        raise UserError(f"{path} holds {len(inside)} runs; name one, such as {path / inside[0]}")
+    try:
+        return Run(path)
+    except (tomllib.TOMLDecodeError, json.JSONDecodeError, OSError) as error:
+        raise UserError(f"{path} cannot be read: {error}") from None

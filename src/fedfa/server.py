@@ -1,0 +1,203 @@
+"""The server's side: one round, read from top to bottom."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedfa.algorithms.base import Algorithm
+from fedfa.data.federation import Split
+from fedfa.engines.base import Engine, Refused, Score
+from fedfa.engines.client import Broadcast
+from fedfa.reduction import BadUpdate, Reduction, Update
+from fedfa.state import ServerState, entries, size_in_bytes
+from fedfa.streams import generator
+
+
+class Watcher:
+    """Someone who is told how a run goes. Every method may be overridden; none needs to be."""
+
+    def run_started(self, run: Any, round: int) -> None:
+        """A :class:`fedfa.Run` begins, or goes on after the given round."""
+
+    def round_started(self, round: int, clients: Sequence[str]) -> None: ...
+
+    def client_done(self, client: str, loss: Tensor | None, refused: str | None) -> None: ...
+
+    def round_done(self, record: Record) -> None: ...
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Who takes part in a run, and when it is evaluated."""
+
+    rounds: int
+    seed: int
+    clients: tuple[str, ...]
+    """Clients that may train, in the order of their names."""
+    held_out: tuple[str, ...] = ()
+    """Clients that never train: the model is tested on them as on ones it has not seen."""
+    participation: float = 1.0
+    evaluate_every: int = 1
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The global model on every client's split. Means are over clients, each counting the same."""
+
+    clients: Mapping[str, Score]
+    mean: float
+    """Over the clients that take part in training."""
+    unseen: float | None = None
+    """Over the clients held out."""
+
+    @property
+    def gap(self) -> float | None:
+        """The participation gap: seen minus unseen."""
+        return None if self.unseen is None else self.mean - self.unseen
+
+
+@dataclass(frozen=True)
+class Record:
+    """What is written down of a round."""
+
+    round: int
+    clients: Sequence[str]
+    loss: float | None
+    """Mean training loss over the round's clients; None where none sent an update."""
+    refused: Mapping[str, str] = field(default_factory=dict)
+    """Clients whose update was left out, and why."""
+    bytes_down: int = 0
+    """Sent to each client."""
+    bytes_up: int = 0
+    """Sent by each client."""
+    val: Evaluation | None = None
+    test: Evaluation | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """A line of `metrics.jsonl`."""
+        line: dict[str, Any] = {
+            "round": self.round,
+            "clients": list(self.clients),
+            "loss": self.loss,
+            "refused": dict(self.refused),
+            "bytes_down": self.bytes_down,
+            "bytes_up": self.bytes_up,
+        }
+        for split, evaluation in (("val", self.val), ("test", self.test)):
+            if evaluation is not None:
+                line[split] = {
+                    "mean": evaluation.mean,
+                    "unseen": evaluation.unseen,
+                    "gap": evaluation.gap,
+                    "clients": {name: score.metric for name, score in evaluation.clients.items()},
+                    "losses": {name: score.loss for name, score in evaluation.clients.items()},
+                }
+        return line
+
+
+def first_state(model: nn.Module, algorithm: Algorithm, population: int) -> ServerState:
+    """The server's state before the first round."""
+    tensors = model.state_dict()
+    private = algorithm.private(model)
+    shared = {name: tensors[name].detach().clone() for name in entries(model) if name not in private}
+    return ServerState(0, population, shared, algorithm.start(model))
+
+
+def collect_shares(server: ServerState, algorithm: Algorithm, engine: Engine, plan: Plan) -> ServerState:
+    """Before the first round: what every client gives away once, if the algorithm asks for it."""
+    if not algorithm.shares:
+        return server
+    reduction = Reduction({})
+    gathered: dict[str, list[Tensor]] = {}
+    for name, share in engine.share(Broadcast(0, server.model, algorithm.broadcast(server)), plan.clients):
+        reduction.add(Update(name, 1, {}, share.report))
+        for key, tensor in share.gathered.items():
+            gathered.setdefault(key, []).append(tensor)
+    return algorithm.receive(server, reduction.result(), gathered)
+
+
+def play_round(
+    server: ServerState, algorithm: Algorithm, engine: Engine, plan: Plan, watcher: Watcher
+) -> tuple[ServerState, Record]:
+    """One round: sample, broadcast, train, reduce, aggregate, evaluate, record."""
+    round = server.round + 1
+    chosen = sample_clients(plan, round)
+    watcher.round_started(round, chosen)
+    broadcast = Broadcast(round, server.model, algorithm.broadcast(server))
+    reduction = Reduction(server.model, server.centres)
+    losses: list[Tensor] = []
+    refused: dict[str, str] = {}
+    bytes_up = 0
+    for update in engine.train(broadcast, chosen):
+        reason = update.reason if isinstance(update, Refused) else _added(reduction, update)
+        if reason is not None:
+            refused[update.client] = reason
+        elif isinstance(update, Update):
+            losses.append(update.loss if update.loss is not None else torch.zeros(()))
+            bytes_up = max(bytes_up, _bytes_of(update))
+        watcher.client_done(update.client, losses[-1] if reason is None else None, reason)
+    if reduction.clients:
+        reduced = reduction.result()
+        server = algorithm.aggregate(server, reduced)
+        server = replace(server, centres={name: across.mean for name, across in reduced.spreads.items()})
+    server = replace(server, round=round)
+    record = Record(
+        round=round,
+        clients=chosen,
+        loss=float(torch.stack(losses).mean()) if losses else None,
+        refused=refused,
+        bytes_down=size_in_bytes(broadcast.model) + size_in_bytes(broadcast.extras),
+        bytes_up=bytes_up,
+    )
+    if round % plan.evaluate_every == 0 or round == plan.rounds:
+        found = evaluate(server, algorithm, engine, plan)
+        record = replace(record, val=found.get("val"), test=found.get("test"))
+    watcher.round_done(record)
+    return server, record
+
+
+def sample_clients(plan: Plan, round: int) -> list[str]:
+    """The round's clients: a share of all, at least one, drawn without replacement."""
+    count = max(1, int(plan.participation * len(plan.clients) + 0.5))
+    if count >= len(plan.clients):
+        return list(plan.clients)
+    drawn = torch.randperm(len(plan.clients), generator=generator(plan.seed, round, "clients"))[:count]
+    return [plan.clients[number] for number in sorted(drawn.tolist())]
+
+
+def evaluate(server: ServerState, algorithm: Algorithm, engine: Engine, plan: Plan) -> dict[Split, Evaluation]:
+    """The global model on every client's validation and test split."""
+    broadcast = Broadcast(server.round, server.model, algorithm.broadcast(server))
+    found: dict[Split, Evaluation] = {}
+    splits: tuple[Split, ...] = ("val", "test")
+    for split in splits:
+        scores = engine.evaluate(broadcast, (*plan.clients, *plan.held_out), split)
+        seen = [scores[name].metric for name in plan.clients if name in scores]
+        unseen = [scores[name].metric for name in plan.held_out if name in scores]
+        if seen:
+            found[split] = Evaluation(scores, _mean(seen), _mean(unseen) if unseen else None)
+    return found
+
+
+def _added(reduction: Reduction, update: Update) -> str | None:
+    """Add the update; the reason if it must not be."""
+    try:
+        reduction.add(update)
+    except BadUpdate as bad:
+        return str(bad)
+    return None
+
+
+def _bytes_of(update: Update) -> int:
+    report = update.report
+    values = {name: value for name, (value, _) in report.spreads.items()}
+    return size_in_bytes(update.model) + size_in_bytes(report.means) + size_in_bytes(values)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)

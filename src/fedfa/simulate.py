@@ -1,0 +1,220 @@
+"""A whole run on one machine: build what the experiment names, play its rounds, keep its folder."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedfa.algorithms.base import Algorithm
+from fedfa.augmentation import Augmentation
+from fedfa.data.federation import Federation
+from fedfa.engines.base import Engine
+from fedfa.engines.client import Local
+from fedfa.engines.sequential import Sequential
+from fedfa.errors import UserError
+from fedfa.experiment import Experiment, load
+from fedfa.files import locked
+from fedfa.memory import Memory
+from fedfa.registry import nearest
+from fedfa.runs import Run, find_run
+from fedfa.server import Plan, Watcher, collect_shares, first_state, play_round
+from fedfa.streams import derive
+from fedfa.task import Classification, Segmentation, Task
+
+
+def run(
+    experiment: str | Path | Mapping[str, Any] | Experiment,
+    *,
+    root: Path | str = "runs",
+    watcher: Watcher | None = None,
+    force: bool = False,
+    **overrides: Any,
+) -> Run:
+    """Run an experiment and return its :class:`Run`, whose folder is made under `root`.
+
+    The folder is named by the settings. A run that is there already and complete is returned as it is; one that was
+    stopped goes on from its last checkpoint; with `force` it is deleted and started anew.
+
+    >>> fedfa.run("digit-sites", algorithm="fedfa", rounds=5)
+    """
+    config = load(experiment, overrides)
+    folder = Path(root) / config.title
+    if (folder / "experiment.toml").exists():
+        found = Run(folder)
+        if not force:
+            return found if found.done else play(found, watcher)
+        found.clear()
+    device = find_device(config.device)
+    parts = Parts.build(config)  # before the folder: what cannot be built leaves none behind
+    return play(Run.create(folder, config, facts(config, parts, device)), watcher, parts)
+
+
+def resume(folder: Path | str, watcher: Watcher | None = None) -> Run:
+    """Go on with a run that was stopped, from its last checkpoint, to the numbers it would have had."""
+    found = find_run(folder)
+    return found if found.done else play(found, watcher)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What an experiment's config stands for."""
+
+    federation: Federation
+    task: Task
+    algorithm: Algorithm
+    augmentation: Augmentation
+    model: nn.Module
+    plan: Plan
+
+    @classmethod
+    def build(cls, config: Experiment) -> Parts:
+        try:
+            federation: Federation = config.build("source").build(config.seed)
+        except ImportError as error:
+            raise UserError(str(error)) from None
+        algorithm: Algorithm = config.build("algorithm")
+        augmentation: Augmentation = config.build("augmentation")
+        return cls(
+            federation=federation,
+            task=Segmentation(config.dice) if federation.task == "segmentation" else Classification(),
+            algorithm=algorithm,
+            augmentation=augmentation,
+            model=build_model(config, federation, algorithm, augmentation),
+            plan=build_plan(config, federation),
+        )
+
+
+def build_model(
+    config: Experiment, federation: Federation, algorithm: Algorithm, augmentation: Augmentation
+) -> nn.Module:
+    """The network with its layers, initialised from the seed alone."""
+
+    def augment(channels: int) -> nn.Module:
+        layers = [made for made in (augmentation.layer(channels), algorithm.layer(channels)) if made is not None]
+        return layers[0] if len(layers) == 1 else nn.Sequential(*layers)
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derive(config.seed, "initialisation"))
+        model: nn.Module = config.build(
+            "network", num_classes=len(federation.classes), in_channels=federation.channels, augment=augment
+        )
+    x, _ = federation.batch(next(iter(federation.clients.values())).train[:2])
+    with torch.no_grad():
+        try:
+            output = model.eval()(x)
+        except (RuntimeError, ValueError) as error:
+            raise UserError(f"network {config.network['name']!r} does not take {federation.name}: {error}") from None
+    if output.dim() != (4 if federation.task == "segmentation" else 2):
+        raise UserError(
+            f"network {config.network['name']!r} puts out {tuple(output.shape)}, which is not for {federation.task}"
+        )
+    return model
+
+
+def build_plan(config: Experiment, federation: Federation) -> Plan:
+    """Who trains and who is held out."""
+    for name in config.held_out:
+        if name not in federation.clients:
+            raise UserError(f"held_out: {federation.name} has no client {name!r}; {nearest(name, federation.clients)}")
+    taking_part = tuple(sorted(name for name in federation.clients if name not in config.held_out))
+    if not taking_part:
+        raise UserError("held_out: every client is held out, and none is left to train")
+    return Plan(
+        rounds=config.rounds,
+        seed=config.seed,
+        clients=taking_part,
+        held_out=tuple(sorted(config.held_out)),
+        participation=config.participation,
+        evaluate_every=config.evaluate_every,
+    )
+
+
+def find_device(name: str) -> torch.device:
+    """The device by its name; `auto` takes a GPU where there is one."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    device = torch.device(name)
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise UserError(f"device={name}: torch sees {torch.cuda.device_count()} CUDA devices; say device=cpu")
+    if device.type == "mps" and not torch.backends.mps.is_available():
+        raise UserError("device=mps: torch sees no Apple GPU; say device=cpu")
+    return device
+
+
+def facts(config: Experiment, parts: Parts, device: torch.device) -> dict[str, Any]:
+    """What a run's folder says of the machine and the data, besides versions."""
+    clients = parts.federation.clients
+    return {
+        "threads": config.threads or torch.get_num_threads(),
+        "device": str(device),
+        "hardware": torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
+        "metric": parts.task.metric,
+        "parameters": sum(parameter.numel() for parameter in parts.model.parameters()),
+        "samples": {name: [len(index.of(s)) for s in ("train", "val", "test")] for name, index in clients.items()},
+    }
+
+
+def play(run: Run, watcher: Watcher | None = None, parts: Parts | None = None) -> Run:
+    """Play a run's rounds from its last checkpoint, or from the start, to the end."""
+    config = run.experiment
+    watcher = watcher or Watcher()
+    torch.set_num_threads(run.provenance["threads"])  # sums depend on it, and a resumed run must not differ
+    device = find_device(config.device)
+    parts = parts or Parts.build(config)
+    memory = Memory(run.folder / "memory")
+    engine = Sequential(
+        parts.model,
+        parts.federation,
+        parts.task,
+        parts.algorithm,
+        Local(**{name: getattr(config, name) for name in Local.__dataclass_fields__}),
+        memory,
+        config.seed,
+        config.weighting,
+        parts.augmentation,
+        device,
+    )
+    with locked(run.folder) as ours:
+        if not ours:
+            raise UserError(f"another process is at work on {run.folder}")
+        return _play(run, watcher, parts, engine, memory, device)
+
+
+def _play(run: Run, watcher: Watcher, parts: Parts, engine: Engine, memory: Memory, device: torch.device) -> Run:
+    config, plan = run.experiment, parts.plan
+    latest = run.latest()
+    if latest is None:
+        server, best = first_state(parts.model, parts.algorithm, len(plan.clients)).to(device), None
+        server = collect_shares(server, parts.algorithm, engine, plan)
+    else:
+        server, best = latest[0].to(device), latest[1]
+    if run.metrics:
+        run.note_resumed(server.round)
+    run.truncate(server.round)
+    memory.forget_after(server.round)
+    memory.checkpoint = server.round
+    started = time.perf_counter()
+    watcher.run_started(run, server.round)
+    try:
+        while server.round < plan.rounds:
+            clock = time.perf_counter()
+            server, record = play_round(server, parts.algorithm, engine, plan, watcher)
+            run.append(record, time.perf_counter() - clock)
+            if record.val is not None and (best is None or record.val.mean > best):
+                best = record.val.mean
+                run.checkpoint_best(server, best)
+            if server.round % config.checkpoint_every == 0 or server.round == plan.rounds:
+                run.checkpoint(server, best, config.keep_checkpoints)
+                memory.checkpoint = server.round
+    except KeyboardInterrupt:
+        if memory.checkpoint < server.round == run.rounds:
+            run.checkpoint(server, best, config.keep_checkpoints)
+        raise
+    run.finish(time.perf_counter() - started)
+    return run

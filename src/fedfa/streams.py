@@ -1,0 +1,45 @@
+"""Random streams, each named by what it is for.
+
+A draw depends on the run's seed, the round, the client and the name of its stream, and on nothing else: not on
+how many clients train at once, on the order they finish in, or on what other streams were asked for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+import torch
+
+
+def derive(*path: int | str) -> int:
+    """A 63-bit seed for the stream with this path, the same on every machine."""
+    digest = hashlib.blake2b(json.dumps(path).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
+
+
+def generator(*path: int | str, device: torch.device | str = "cpu") -> torch.Generator:
+    """A generator at the start of the stream with this path."""
+    return torch.Generator(device).manual_seed(derive(*path))
+
+
+class Streams:
+    """The streams of one client in one round; calling it with a name gives that stream's generator."""
+
+    def __init__(self, seed: int, round: int, client: str, device: torch.device | str = "cpu") -> None:
+        self._path = (seed, round, client)
+        self._device = device
+        self._open: dict[str, torch.Generator] = {}
+
+    def __call__(self, name: str) -> torch.Generator:
+        """The stream for draws on the client's device: the same object each time, further along."""
+        if name not in self._open:
+            self._open[name] = generator(*self._path, name, device=self._device)
+        return self._open[name]
+
+    def host(self, name: str) -> torch.Generator:
+        """A fresh generator on the CPU: for what is laid out on the host, such as the order of the data."""
+        return generator(*self._path, name)
+
+    def seed(self, name: str) -> int:
+        return derive(*self._path, name)
