@@ -10,14 +10,17 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+import typer.core
 
 from fedfa.errors import UserError
+
+typer.core.HAS_RICH = False  # help in plain text: importing rich for it would double its time
 
 app = typer.Typer(
     help="Federated learning under feature shift, with FedFA at its centre.",
     no_args_is_help=True,
     add_completion=False,
-    rich_markup_mode=None,  # help in plain text: importing rich for it would double its time
+    rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -34,7 +37,7 @@ def user_errors(command: Callable[..., None]) -> Callable[..., None]:
         try:
             command(*args, **kwargs)
         except UserError as error:
-            print(f"fedfa: {error}", file=sys.stderr)
+            print(f"fedfa: {' '.join(str(error).splitlines())}", file=sys.stderr)
             raise typer.Exit(2) from None
         except KeyboardInterrupt:
             raise typer.Exit(130) from None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
+import os
 import tomllib
 from collections.abc import Iterable, Mapping
 from importlib.resources import files
@@ -34,7 +35,7 @@ class Experiment(BaseModel):
     """Everything that decides a run's numbers. `source`, `network`, `algorithm` and `augmentation` are a name, or a
     table with a name and settings of that component."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     name: str = Field("experiment", pattern=r"^[\w.-]+$")
     description: str = ""
@@ -113,10 +114,11 @@ def load(
 ) -> Experiment:
     """An experiment from a built-in name, a TOML file, a mapping or another experiment, with overrides on top.
 
-    Keys of overrides may be dotted: ``{"algorithm.p": 0.3}``.
+    Keys of overrides may be dotted: ``{"algorithm.p": 0.3}``. Those come last, wherever they stand: a new algorithm
+    does not undo its own settings.
     """
     config = _read(experiment)
-    for key, value in (overrides or {}).items():
+    for key, value in sorted((overrides or {}).items(), key=lambda item: "." in item[0]):
         _set(config, key, value)
     try:
         return Experiment(**config)
@@ -157,9 +159,14 @@ def complete(component: str, value: Any) -> dict[str, Any]:
 
 def _settings(target: Any) -> dict[str, tuple[Any, Any]]:
     """Settings of a component: type and default of every argument that has a default and is not given by us."""
-    hints = get_type_hints(target.__init__)
+    described = target.__init__ if inspect.isclass(target) else target
+    hints = get_type_hints(described)
     parameters = inspect.signature(target).parameters.values()
-    return {p.name: (hints[p.name], p.default) for p in parameters if p.name not in GIVEN}
+    return {
+        p.name: (hints.get(p.name, Any), p.default)
+        for p in parameters
+        if p.name not in GIVEN and p.default is not p.empty
+    }
 
 
 def _read(experiment: str | Path | Mapping[str, Any] | Experiment) -> dict[str, Any]:
@@ -168,7 +175,7 @@ def _read(experiment: str | Path | Mapping[str, Any] | Experiment) -> dict[str, 
     if isinstance(experiment, Mapping):
         return dict(experiment)
     path = Path(experiment)
-    if path.suffix != ".toml" and not path.is_file():
+    if path.suffix != ".toml" and not os.path.isfile(path):  # Path.is_file raises where a name is too long
         built_in = builtin_experiments()
         if str(experiment) not in built_in:
             raise UserError(
@@ -177,7 +184,7 @@ def _read(experiment: str | Path | Mapping[str, Any] | Experiment) -> dict[str, 
         text = (files("fedfa") / "builtin" / f"{experiment}.toml").read_text()
         return {"name": str(experiment), **tomllib.loads(text)}
     try:
-        return {"name": path.stem, **tomllib.loads(path.read_text())}
+        return {"name": path.stem, **tomllib.loads(path.read_text("utf-8"))}
     except FileNotFoundError:
         raise UserError(f"no file {path}") from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:

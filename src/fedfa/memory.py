@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import quote
 
@@ -14,14 +15,14 @@ from fedfa.files import read_tensors, write_tensors
 class Memory:
     """One folder a client, one file a version: the memory after round t is in ``t.safetensors``.
 
-    A round that is played again after a crash starts from the version before it. Three versions are kept at most:
-    the one that the last checkpoint goes with, the one before this round, and this round's.
+    A round that is played again after a crash starts from the version before it. Kept are the versions that the
+    checkpoints go with, the one before this round, and this round's.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self.checkpoint = 0
-        """The round that a restart would go back to: versions it needs are not deleted."""
+        self.restarts: Sequence[int] = ()
+        """Rounds that a restart could go back to: versions they need are not deleted."""
 
     def load(self, client: str, round: int) -> dict[str, Tensor]:
         """The client's memory as it was after the given round; empty if it has none."""
@@ -35,7 +36,7 @@ class Memory:
         write_tensors(self._file(client, round), tensors)
         versions = self._versions(client)
         needed = {round}
-        for limit in (self.checkpoint, round - 1):
+        for limit in (*self.restarts, round - 1):
             needed.add(max((version for version in versions if version <= limit), default=round))
         for version in set(versions) - needed:
             self._file(client, version).unlink()
@@ -43,16 +44,19 @@ class Memory:
     def forget_after(self, round: int) -> None:
         """Delete versions of rounds that did not count, before they are played again."""
         for folder in self._folder.glob("*"):
-            for file in folder.glob("*.safetensors"):
-                if int(file.stem) > round:
-                    file.unlink()
+            for version in _versions(folder):
+                if version > round:
+                    (folder / f"{version}.safetensors").unlink()
 
     def _versions(self, client: str) -> list[int]:
-        files = self._folder_of(client).glob("*.safetensors")
-        return [int(file.stem) for file in files if re.fullmatch(r"\d+", file.stem)]
+        return _versions(self._folder_of(client))
 
     def _folder_of(self, client: str) -> Path:
-        return self._folder / quote(client, safe=" ")
+        return self._folder / quote(client, safe=" ").replace(".", "%2E")  # `quote` lets `..` through
 
     def _file(self, client: str, round: int) -> Path:
         return self._folder_of(client) / f"{round}.safetensors"
+
+
+def _versions(folder: Path) -> list[int]:
+    return [int(file.stem) for file in folder.glob("*.safetensors") if re.fullmatch(r"\d+", file.stem)]

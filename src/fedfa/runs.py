@@ -10,13 +10,14 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from fedfa.errors import UserError
 from fedfa.experiment import Experiment, load
-from fedfa.files import read_meta, read_tensors, write_tensors, write_text
+from fedfa.files import locked, read_meta, read_tensors, write_tensors, write_text
 from fedfa.server import Record
 from fedfa.state import ServerState
 
@@ -121,6 +122,10 @@ class Run:
         meta = {"format": FORMAT, "round": server.round, "population": server.population, "best": best}
         write_tensors(self.folder / "checkpoints" / f"{name}.safetensors", tensors, meta)
 
+    def restarts(self) -> list[int]:
+        """The rounds that there are checkpoints of, besides the best."""
+        return [int(path.stem.removeprefix("round-")) for path in self._checkpoints()]
+
     def _checkpoints(self) -> list[Path]:
         return sorted((self.folder / "checkpoints").glob("round-*.safetensors"))
 
@@ -142,9 +147,20 @@ class Run:
         self.provenance.setdefault("resumed", []).append({"round": round, "at": _now()})
         write_text(self.folder / "provenance.json", json.dumps(self.provenance, indent=2) + "\n")
 
-    def clear(self) -> None:
-        """Delete the run and everything in it."""
-        shutil.rmtree(self.folder)
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Hold a run's folder for this process while it is worked on; an error where another one does."""
+    with locked(folder) as ours:
+        if not ours:
+            raise UserError(f"another process is at work on {folder}")
+        yield
+
+
+def clear(folder: Path) -> None:
+    """Delete a run and everything in it, unless another process is at work on it."""
+    with held(folder):
+        shutil.rmtree(folder)
 
 
 def provenance() -> dict[str, Any]:

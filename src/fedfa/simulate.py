@@ -19,10 +19,9 @@ from fedfa.engines.client import Local
 from fedfa.engines.sequential import Sequential
 from fedfa.errors import UserError
 from fedfa.experiment import Experiment, load
-from fedfa.files import locked
 from fedfa.memory import Memory
 from fedfa.registry import nearest
-from fedfa.runs import Run, find_run
+from fedfa.runs import Run, clear, find_run, held
 from fedfa.server import Plan, Watcher, collect_shares, first_state, play_round
 from fedfa.streams import derive
 from fedfa.task import Classification, Segmentation, Task
@@ -45,13 +44,13 @@ def run(
     """
     config = load(experiment, overrides)
     folder = Path(root) / config.title
-    if (folder / "experiment.toml").exists():
-        found = Run(folder)
-        if not force:
-            return found if found.done else play(found, watcher)
-        found.clear()
+    there = (folder / "experiment.toml").exists()
+    if there and not force:
+        return resume(folder, watcher)
     device = find_device(config.device)
-    parts = Parts.build(config)  # before the folder: what cannot be built leaves none behind
+    parts = Parts.build(config)  # first: what cannot be built leaves no folder behind, and deletes none
+    if there:
+        clear(folder)
     return play(Run.create(folder, config, facts(config, parts, device)), watcher, parts)
 
 
@@ -129,7 +128,7 @@ def build_plan(config: Experiment, federation: Federation) -> Plan:
         rounds=config.rounds,
         seed=config.seed,
         clients=taking_part,
-        held_out=tuple(sorted(config.held_out)),
+        held_out=tuple(sorted(set(config.held_out))),
         participation=config.participation,
         evaluate_every=config.evaluate_every,
     )
@@ -180,9 +179,7 @@ def play(run: Run, watcher: Watcher | None = None, parts: Parts | None = None) -
         parts.augmentation,
         device,
     )
-    with locked(run.folder) as ours:
-        if not ours:
-            raise UserError(f"another process is at work on {run.folder}")
+    with held(run.folder):
         return _play(run, watcher, parts, engine, memory, device)
 
 
@@ -198,22 +195,23 @@ def _play(run: Run, watcher: Watcher, parts: Parts, engine: Engine, memory: Memo
         run.note_resumed(server.round)
     run.truncate(server.round)
     memory.forget_after(server.round)
-    memory.checkpoint = server.round
+    memory.restarts = run.restarts()
     started = time.perf_counter()
     watcher.run_started(run, server.round)
     try:
         while server.round < plan.rounds:
             clock = time.perf_counter()
             server, record = play_round(server, parts.algorithm, engine, plan, watcher)
-            run.append(record, time.perf_counter() - clock)
+            seconds = time.perf_counter() - clock
             if record.val is not None and (best is None or record.val.mean > best):
                 best = record.val.mean
                 run.checkpoint_best(server, best)
+            run.append(record, seconds)  # after the best: a round on record has nothing left to write
             if server.round % config.checkpoint_every == 0 or server.round == plan.rounds:
                 run.checkpoint(server, best, config.keep_checkpoints)
-                memory.checkpoint = server.round
+                memory.restarts = run.restarts()
     except KeyboardInterrupt:
-        if memory.checkpoint < server.round == run.rounds:
+        if server.round == run.rounds and server.round not in run.restarts():
             run.checkpoint(server, best, config.keep_checkpoints)
         raise
     run.finish(time.perf_counter() - started)

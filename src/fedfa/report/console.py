@@ -3,4 +3,3 @@
 from rich.console import Console
 
 console = Console()
-errors = Console(stderr=True)

@@ -38,13 +38,15 @@ def draw_curves(comparison: Comparison, path: Path) -> Path:
 
 
 def _curves(axes: Axes, comparison: Comparison) -> None:
+    from matplotlib.ticker import MaxNLocator
+
     for number, summary in enumerate(comparison.runs):
         rounds, values = zip(*summary.curve, strict=True)
         colour = COLOURS[number % len(COLOURS)]
         axes.plot(
             rounds, [100 * v for v in values], color=colour, label=summary.label, marker="o" if len(rounds) < 3 else ""
         )
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(axis="y", alpha=0.3)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -9,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Group
 from rich.live import Live
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 from fedfa.errors import UserError
 from fedfa.report.compare import Comparison, cell, sparkline, summarise
-from fedfa.report.console import console, errors
+from fedfa.report.console import console
 from fedfa.runs import Run
 from fedfa.server import Record, Watcher
 
@@ -33,22 +36,19 @@ def watch(play: Callable[[Watcher], Run], quiet: bool) -> None:
     except KeyboardInterrupt:
         if watcher.run is not None:
             at = watcher.run.rounds
-            errors.print(f"stopped after round {at}; go on with: fedfa resume {watcher.run.folder}", highlight=False)
+            again = f"fedfa resume {shlex.quote(str(watcher.run.folder))}"
+            print(f"stopped after round {at}; go on with: {again}", file=sys.stderr)
         raise
     if watcher.run is None and not quiet:
-        console.print(f"this run is complete already ({run.rounds} rounds); --force starts it anew", highlight=False)
+        print(f"this run is complete already ({run.rounds} rounds); `fedfa run … --force` starts it anew")
     summary = summarise(run, run.experiment.algorithm["name"])
     scores = f"test {summary.metric} {100 * summary.last:.1f} % after round {summary.rounds}"
     if summary.gap is not None and summary.unseen is not None:
         scores += f", {100 * summary.unseen:.1f} % on unseen clients (gap {100 * summary.gap:+.1f})"
-    console.print(
-        f"{summary.label}: {scores}; best by validation {100 * summary.best:.1f} % (round {summary.best_round})",
-        highlight=False,
-        soft_wrap=True,
-    )
+    print(f"{summary.label}: {scores}; best by validation {100 * summary.best:.1f} % (round {summary.best_round})")
     if summary.refused:
-        console.print(f"{summary.refused} updates were left out; metrics.jsonl says which and why", highlight=False)
-    console.print(f"results in {run.folder}", highlight=False, soft_wrap=True)
+        print(f"{summary.refused} updates were left out; metrics.jsonl says which and why")
+    print(f"results in {run.folder}")  # not by rich, which would take brackets in a path for markup
 
 
 class _Screen(Watcher):
@@ -107,7 +107,7 @@ class Lively(_Screen):
 
     def run_started(self, run: Run, round: int) -> None:
         super().run_started(run, round)
-        console.print(opening(run, round), highlight=False, soft_wrap=True)
+        print(opening(run, round))
         self._curves = {name: [] for name in run.provenance["samples"]}
         self._task = self._progress.add_task("", total=run.experiment.rounds, completed=round, doing="")
         self._live.start()
@@ -142,7 +142,7 @@ class Lively(_Screen):
             held_out = " (held out)" if name in self.run.experiment.held_out else ""
             refused = f" [red]{self._refused[name]} left out[/red]" if name in self._refused else ""
             table.add_row(
-                name + held_out + refused,
+                escape(name) + held_out + refused,
                 str(samples.get(name, ["?"])[0]),
                 "–" if loss is None else f"{float(loss):.3f}",
                 f"{100 * curve[-1]:.1f} %" if curve else "–",
@@ -185,9 +185,9 @@ def print_comparison(comparison: Comparison, png: Path | None, csv: Path | None)
             title=f"test {metric}, % (clients and last: after the last round)", box=None, title_justify="left"
         )
         for number, name in enumerate([*rows[0], "curve"]):
-            table.add_column(name, justify="right" if number and name != "curve" else "left", no_wrap=True)
+            table.add_column(escape(name), justify="right" if number and name != "curve" else "left", no_wrap=True)
         for row, curve in zip(rows, curves, strict=True):
-            table.add_row(*(cell(value) for value in row.values()), curve)
+            table.add_row(*(escape(cell(value)) for value in row.values()), curve)
         console.print(table)
     else:
         print(f"test {metric}, % (clients and last: after the last round)\n{comparison}")
