@@ -129,7 +129,7 @@ def batches(index: Tensor, local: Local, generator: torch.Generator) -> Iterator
     for _ in range(local.epochs):
         for part in index[torch.randperm(samples, generator=generator)].split(max(size, 1)):
             whole = len(part) == size
-            if (len(part) > 1 and (whole or not local.drop_last)) or local.batch_size == 1:
+            if (len(part) > 1 and (whole or not local.drop_last)) or len(part) == local.batch_size:
                 yield part
 
 

@@ -174,23 +174,23 @@ class _Augment(torch.autograd.Function):
         if stretch != 1.0:
             normal, rstd = normal.div_(math.sqrt(stretch)), rstd.div_(math.sqrt(stretch))
         statistics = torch.stack((mean, rstd.reciprocal()))
-        centre = statistics.mean(1, keepdim=True)
+        width, centre = torch.std_mean(statistics, 1, correction=int(unbiased and batch > 1), keepdim=True)
         deviation = statistics.sub_(centre)
-        samples = _samples(batch, unbiased)
-        variance = deviation.square().sum(1, keepdim=True)
-        if unbiased and batch > 1:
-            variance += eps * samples
         # √ is safe here: its derivative is taken by hand below, where Σ̂ = 0 comes with deviation = 0.
-        factor = factor / samples
-        width = variance.mul_(factor).add_(offset).sqrt_()
+        if unbiased and batch > 1:
+            width = width.square_().add_(eps).sqrt_()
+        if isinstance(offset, Tensor) or offset:
+            width = width.square_().mul_(factor).add_(offset).sqrt_()
+        else:
+            width = width.mul_(factor**0.5)
         # A product will do for the gate: the noise is finite, and so is all that it meets.
         opened = noise if gate is None else noise * gate
         shift, scale = (opened * width).unbind()
         out = normal.mul_(scale.view(shape)).add_(shift.view(shape)).add_(wide)
         if ctx.needs_input_grad[0]:
-            pull = deviation.mul_(factor / width.clamp_min_(_TINY))  # dΣ̂/dstatistic
-            ctx.save_for_backward(x, opened, mean, rstd, pull, scale)
-            ctx.given = (noise, Spread(factor * samples, offset), gate, eps, unbiased)
+            slope = factor / width.mul_(_samples(batch, unbiased)).clamp_min_(_TINY)  # dΣ̂/dstatistic = slope·deviation
+            ctx.save_for_backward(x, opened, mean, rstd, deviation.mul_(slope), scale)
+            ctx.given = (noise, Spread(factor, offset), gate, eps, unbiased)
         batch_statistics = centre.squeeze(1)
         ctx.mark_non_differentiable(batch_statistics)
         return (out if wide is x else out.to(x.dtype)), batch_statistics
@@ -261,8 +261,9 @@ def _width(variance: Tensor, spread: Spread) -> Tensor:
 class Drawn(NamedTuple):
     """One forward's randomness of one FFA layer."""
 
-    gate: Tensor
-    """Boolean scalar: whether the layer is active for this batch."""
+    gate: Tensor | bool
+    """Whether the layer is active for this batch: a scalar tensor on a GPU, where nothing may wait for its value;
+    a plain bool on the CPU, where it is at hand and a closed layer need not compute what `where` would discard."""
     noise: Tensor
     """(2, B, C) standard normal: ε_μ and ε_σ."""
 
@@ -358,15 +359,15 @@ class FFA(RandomLayer):
     @classmethod
     def sample(cls, layers: Sequence[RandomLayer], batch: int, generator: torch.Generator | None) -> list[Any]:
         """Gates and noise of several layers for one batch, in two draws from the generator."""
-        ffas = [layer for layer in layers if isinstance(layer, FFA)]
-        sizes = [2 * batch * layer.channels for layer in ffas]
-        like = ffas[0].mean
-        uniform = torch.rand(len(ffas), generator=generator, device=like.device).unbind()
-        noise = torch.randn(sum(sizes), generator=generator, device=like.device, dtype=like.dtype).split(sizes)
-        return [
-            Drawn(chance < layer.p, part.view(2, batch, layer.channels))
-            for layer, chance, part in zip(ffas, uniform, noise, strict=True)
-        ]
+        like = layers[0].get_buffer("mean")
+        device, dtype = like.device, like.dtype
+        channels: list[int] = [layer.channels for layer in layers]  # type: ignore[misc]  # they are FFA layers
+        uniform = torch.rand(len(layers), generator=generator, device=device)
+        noise = torch.randn((2, batch, sum(channels)), generator=generator, device=device, dtype=dtype)
+        on_host = device.type == "cpu" and not torch.compiler.is_compiling()
+        chances = uniform.tolist() if on_host else uniform.unbind()
+        parts = noise.split(channels, 2)
+        return [Drawn(chance < layer.p, part) for layer, chance, part in zip(layers, chances, parts, strict=True)]
 
     def forward(self, x: Tensor) -> Tensor:
         if x.dim() < 3 or x.shape[1] != self.channels:
@@ -374,11 +375,9 @@ class FFA(RandomLayer):
         if not self.training or self.p == 0:
             return x
         gate, noise = self.draw(x.shape[0])
-        if gate.device.type == "cpu" and not torch.compiler.is_compiling():
-            # On the CPU the draw is at hand, and a closed layer need not compute what `where` would discard.
-            if not gate:
-                return x
-            gate = None
+        if gate is False:
+            return x
+        gate = None if gate is True else gate
         spread = spread_terms(self.fusion, self.gamma_mean, self.gamma_std)
         out, statistics = augment(x, noise, spread, gate, self.eps, self.statistics == "released")
         if self.tracking:
@@ -397,7 +396,7 @@ class FFA(RandomLayer):
         mean, std = statistics.unbind()
         self.mean.lerp_(mean, weight)
         self.std.lerp_(std, weight)
-        self.batches += 1 if gate is None else gate
+        self.batches.add_(1 if gate is None else gate)
 
     def extra_repr(self) -> str:
         return (

@@ -100,16 +100,18 @@ class Lively(_Screen):
         self._refused: dict[str, int] = {}
         self._curves: dict[str, list[float]] = {}
         self._last: Record | None = None
-        self._live = Live(console=console, refresh_per_second=8, transient=False, get_renderable=self._screen)
+        self._live: Live | None = None
 
     def __exit__(self, *_: object) -> None:
-        self._live.stop()
+        if self._live is not None:
+            self._live.stop()
 
     def run_started(self, run: Run, round: int) -> None:
         super().run_started(run, round)
         print(opening(run, round))
         self._curves = {name: [] for name in run.provenance["samples"]}
         self._task = self._progress.add_task("", total=run.experiment.rounds, completed=round, doing="")
+        self._live = Live(console=console, refresh_per_second=8, get_renderable=self._screen)  # draws at once
         self._live.start()
 
     def round_started(self, round: int, clients: Sequence[str]) -> None:

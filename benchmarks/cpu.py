@@ -1,0 +1,140 @@
+"""What the engine and the layer cost on a CPU.
+
+1. A round of the sequential engine against a hand-written PyTorch loop that does the same work: the same batches,
+   steps, average and evaluation, and nothing else.
+2. A training step with FFA layers against one without.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import fedfa
+from benchmarks.measure import medians
+from fedfa.data.sources.digit_sites import DigitSites
+from fedfa.engines.client import Local
+from fedfa.engines.sequential import Sequential
+from fedfa.layers import augment_reference
+from fedfa.layers import ffa as ffa_module
+from fedfa.layers.ffa import FFA
+from fedfa.layers.randomness import Draws
+from fedfa.memory import Memory
+from fedfa.nets import AlexNet, LeNet
+from fedfa.server import Plan, Watcher, first_state, play_round
+from fedfa.task import Classification
+
+ROUND_LIMIT, LAYER_LIMIT = 1.05, 0.15
+
+
+def rounds(repeats: int = 40) -> float:
+    """Seconds of an engine round over seconds of the same round by hand."""
+    federation = DigitSites().build(0)
+    clients = tuple(sorted(federation.clients))
+    lr, size = 0.1, 32
+    torch.manual_seed(0)
+    model = LeNet(10)
+    by_hand = LeNet(10)
+    by_hand.load_state_dict(model.state_dict())
+    algorithm = fedfa.ALGORITHMS["fedavg"]()
+    memory = Memory(Path(tempfile.mkdtemp()))
+    engine = Sequential(model, federation, Classification(), algorithm, Local(batch_size=size, lr=lr), memory, 0)
+    plan = Plan(10**6, 0, clients)
+    state = first_state(model, algorithm, len(clients))
+
+    def ours() -> None:
+        nonlocal state
+        state, _ = play_round(state, algorithm, engine, plan, Watcher())
+
+    server = {name: tensor.clone() for name, tensor in by_hand.state_dict().items()}
+
+    def hand_written() -> None:
+        nonlocal server
+        total = {name: torch.zeros_like(tensor) for name, tensor in server.items()}
+        for name in clients:
+            by_hand.load_state_dict(server)
+            by_hand.train()
+            optimizer = torch.optim.SGD(by_hand.parameters(), lr)
+            index = federation.clients[name].train
+            for part in index[torch.randperm(len(index))].split(size):
+                x, y = federation.images[part].float() / 255, federation.labels[part].long()
+                optimizer.zero_grad()
+                F.cross_entropy(by_hand(x), y).backward()
+                optimizer.step()
+            for key, tensor in by_hand.state_dict().items():
+                total[key] += tensor / len(clients)
+        server = total
+        by_hand.load_state_dict(server)
+        by_hand.eval()
+        with torch.no_grad():
+            for split in ("val", "test"):
+                for name in clients:
+                    for part in federation.clients[name].of(split).split(256):
+                        x, y = federation.images[part].float() / 255, federation.labels[part].long()
+                        output = by_hand(x)
+                        (output.argmax(1) == y).sum().item()
+                        F.cross_entropy(output, y).item()
+
+    taken = medians({"ours": ours, "by hand": hand_written}, repeats)
+    return taken["ours"] / taken["by hand"]
+
+
+def layer_cost(network: Callable[..., nn.Module], batch: int, pixels: int, repeats: int) -> dict[str, float]:
+    """What FFA adds to a training step, as a share of the step: ours, and with plain autograd."""
+    x = torch.rand(batch, 3, pixels, pixels, generator=torch.Generator().manual_seed(0))
+    y = torch.arange(batch) % 10
+    generator = torch.Generator().manual_seed(0)
+
+    def step_of(augment: Callable[[int], nn.Module] | None, function: Callable[..., object]) -> Callable[[], None]:
+        torch.manual_seed(0)
+        model = network(10, augment=augment)
+        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+        draws = Draws(model)
+
+        def step() -> None:
+            ffa_module.augment = function  # type: ignore[assignment]
+            draws.sample(batch, lambda _: generator)
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+
+        return step
+
+    ours = ffa_module.augment
+    try:
+        taken = medians(
+            {
+                "without": step_of(None, ours),
+                "FFA": step_of(FFA, ours),
+                "FFA, plain autograd": step_of(FFA, augment_reference),
+            },
+            repeats,
+        )
+    finally:
+        ffa_module.augment = ours
+    return {name: seconds / taken["without"] - 1 for name, seconds in taken.items() if name != "without"}
+
+
+def main(quick: bool = False) -> bool:
+    """Print the table; true if every limit is kept."""
+    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads available\n")
+    kept = True
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        ratio = rounds(10 if quick else 40)
+        kept &= ratio <= ROUND_LIMIT
+        print(f"sequential round / hand-written round, LeNet, {threads} thread(s): {ratio:.3f}  (limit {ROUND_LIMIT})")
+    cases = [("LeNet, 32 × 28 px", LeNet, 32, 28, 400), ("LeNet, 64 × 28 px", LeNet, 64, 28, 300)]
+    cases += [("AlexNet, 32 × 256 px", AlexNet, 32, 256, 8)]
+    for name, network, batch, pixels, repeats in cases:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            cost = layer_cost(network, batch, pixels, max(repeats // (4 if quick else 1), 3))
+            text = ", ".join(f"{variant} {share:+.1%}" for variant, share in cost.items())
+            print(f"added to a step by FFA (p = 0.5), {name}, {threads} thread(s): {text}  (limit {LAYER_LIMIT:+.0%})")
+    return kept
