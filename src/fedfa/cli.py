@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Callable
@@ -44,6 +45,11 @@ def user_errors(command: Callable[..., None]) -> Callable[..., None]:
         except BrokenPipeError:  # whoever read our output has gone
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(0) from None
+        except OSError as error:  # a full disk, a folder that may not be written
+            if error.filename is None and error.errno != errno.ENOSPC:
+                raise
+            print(f"fedfa: {error.strerror}: {error.filename or 'cannot write'}", file=sys.stderr)
+            raise typer.Exit(2) from None
 
     return guarded
 

@@ -6,6 +6,7 @@ import hashlib
 import inspect
 import json
 import os
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from importlib.resources import files
@@ -73,7 +74,9 @@ class Experiment(BaseModel):
     @field_validator("held_out", mode="before")
     @classmethod
     def _one_or_more(cls, value: Any) -> Any:
-        return (value,) if isinstance(value, str) else value
+        names = (value,) if isinstance(value, str) else value
+        plain = isinstance(names, (list, tuple)) and all(isinstance(name, str) for name in names)
+        return tuple(sorted(set(names))) if plain else names  # the order of names says nothing
 
     def build(self, component: str, **given: Any) -> Any:
         """The component of that kind, made with its settings."""
@@ -127,7 +130,8 @@ def load(
 
 
 def parse_override(text: str) -> tuple[str, Any]:
-    """``key=value`` of the command line: the value is read as TOML, or as a string where it is not."""
+    """``key=value`` of the command line: the value is read as TOML, or as a string where it is not; the names in a
+    list need no quotes."""
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
         raise UserError(f"{text!r} is not key=value, such as rounds=5 or algorithm=fedfa")
@@ -135,6 +139,8 @@ def parse_override(text: str) -> tuple[str, Any]:
         parsed = tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
         parsed = value.strip()
+        if parsed.startswith("[") and parsed.endswith("]"):
+            parsed = [name.strip() for name in parsed[1:-1].split(",") if name.strip()]
     return key.strip(), parsed
 
 
@@ -184,7 +190,10 @@ def _read(experiment: str | Path | Mapping[str, Any] | Experiment) -> dict[str, 
         text = (files("fedfa") / "builtin" / f"{experiment}.toml").read_text()
         return {"name": str(experiment), **tomllib.loads(text)}
     try:
-        return {"name": path.stem, **tomllib.loads(path.read_text("utf-8"))}
+        return {
+            "name": re.sub(r"[^\w.-]+", "-", path.stem).strip("-") or "experiment",
+            **tomllib.loads(path.read_text("utf-8")),
+        }
     except FileNotFoundError:
         raise UserError(f"no file {path}") from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:

@@ -128,7 +128,7 @@ def build_plan(config: Experiment, federation: Federation) -> Plan:
         rounds=config.rounds,
         seed=config.seed,
         clients=taking_part,
-        held_out=tuple(sorted(set(config.held_out))),
+        held_out=config.held_out,
         participation=config.participation,
         evaluate_every=config.evaluate_every,
     )
@@ -163,8 +163,7 @@ def play(run: Run, watcher: Watcher | None = None, parts: Parts | None = None) -
     """Play a run's rounds from its last checkpoint, or from the start, to the end."""
     config = run.experiment
     watcher = watcher or Watcher()
-    torch.set_num_threads(run.provenance["threads"])  # sums depend on it, and a resumed run must not differ
-    device = find_device(config.device)
+    device = find_device(run.provenance["device"])
     parts = parts or Parts.build(config)
     memory = Memory(run.folder / "memory")
     engine = Sequential(
@@ -179,8 +178,13 @@ def play(run: Run, watcher: Watcher | None = None, parts: Parts | None = None) -
         parts.augmentation,
         device,
     )
+    threads = torch.get_num_threads()
     with held(run.folder):
-        return _play(run, watcher, parts, engine, memory, device)
+        try:
+            torch.set_num_threads(run.provenance["threads"])  # sums depend on it: a resumed run must not differ
+            return _play(run, watcher, parts, engine, memory, device)
+        finally:
+            torch.set_num_threads(threads)
 
 
 def _play(run: Run, watcher: Watcher, parts: Parts, engine: Engine, memory: Memory, device: torch.device) -> Run:

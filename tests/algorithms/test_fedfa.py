@@ -85,7 +85,9 @@ class TestGamma:
             values = torch.stack([report[name][0] for report in reports.values()]).double()
             wanted = fedfa.modulate(values.var(0, correction=0))
             path, _, statistic = name.rpartition(".")
-            torch.testing.assert_close(server.memory[f"{path}.gamma_{statistic}"].double(), wanted, atol=1e-5, rtol=1e-4)
+            torch.testing.assert_close(
+                server.memory[f"{path}.gamma_{statistic}"].double(), wanted, atol=1e-5, rtol=1e-4
+            )
             assert server.memory[f"{path}.gamma_{statistic}"].std() > 0.01, "channels must differ"
 
     def test_reaches_the_clients_in_the_next_round(self, tmp_path: Path) -> None:

@@ -118,7 +118,7 @@ class TwoPasses(Algorithm):
         moved = {name: buffer.clone() for name, buffer in client.model.named_buffers()}
         with torch.no_grad():
             for p, g in zip(parameters, gradients, strict=True):
-                p += self.rho * g / norm
+                p.add_(self.rho * g / norm)
         client.optimizer.zero_grad()
         with frozen_statistics(client.model):
             self.loss(client, batch).backward()

@@ -67,6 +67,7 @@ class Slot:
         self.kinds = entries(model)
         state = model.state_dict()
         self.tensors: dict[str, Tensor] = {name: state[name] for name in self.kinds}
+        self._built = {name: tensor.clone() for name, tensor in self.tensors.items()}
         self.optimizer = local.build(model.parameters())
         self.draws = Draws(model)
 
@@ -74,6 +75,12 @@ class Slot:
         """Overwrite the model's entries of these names."""
         if tensors:
             torch._foreach_copy_([self.tensors[name] for name in tensors], list(tensors.values()))
+
+    def enter(self, received: Mapping[str, Tensor], private: frozenset[str], memory: Mapping[str, Tensor]) -> None:
+        """Become a client: the server's entries, and the client's private ones from its memory, or as the model was
+        built if it has none yet. Nothing of the client before is left."""
+        self.load(received)
+        self.load({name: memory.get(name, self._built[name]) for name in private})
 
 
 @dataclass
@@ -137,8 +144,7 @@ def train(client: Client, algorithm: Algorithm, weight: int) -> Update:
     """Train one client for a round and return its update. The client's memory is new, its model is in the slot."""
     slot, model = client.slot, client.model
     private = algorithm.private(model)
-    slot.load(client.received)
-    slot.load({name: client.memory[name] for name in private if name in client.memory})
+    slot.enter(client.received, private, client.memory)
     _restore(slot.optimizer, client.memory if client.local.optimizer_state == "kept" else {}, client.rate)
     model.train()
     total, samples = torch.zeros((), device=client.federation.images.device), 0

@@ -63,7 +63,7 @@ class Sequential:
     def share(self, broadcast: Broadcast, names: Sequence[str]) -> Iterator[tuple[str, Share]]:
         for name in names:
             client = self.client(name, broadcast)
-            self.slot.load(client.received)
+            self.slot.enter(client.received, self.algorithm.private(client.model), client.memory)
             yield name, self.algorithm.share(client)
             self.memory.save(name, 0, client.memory)
 
@@ -87,12 +87,11 @@ class Sequential:
     def evaluate(self, broadcast: Broadcast, names: Sequence[str], split: Split) -> dict[str, Score]:
         model = self.slot.model.eval()
         private = self.algorithm.private(model)
-        self.slot.load(broadcast.model)
+        self.slot.enter(broadcast.model, private, {})
         totals: dict[str, tuple[Tensor, int]] = {}
         for name in names:
             if private:
-                known = self.memory.load(name, broadcast.round)
-                self.slot.load({**broadcast.model} | {entry: known[entry] for entry in private if entry in known})
+                self.slot.enter(broadcast.model, private, self.memory.load(name, broadcast.round))
             index = self.federation.clients[name].of(split)
             if len(index):
                 totals[name] = self._totals(index, broadcast.extras), len(index)

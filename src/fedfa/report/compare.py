@@ -49,6 +49,9 @@ class Comparison:
     def __init__(self, runs: Sequence[Run]) -> None:
         if not runs:
             raise UserError("nothing to compare: name one run or more")
+        metrics = {run.provenance["metric"] for run in runs}
+        if len(metrics) > 1:
+            raise UserError(f"runs with different metrics do not compare: {', '.join(sorted(metrics))}")
         self.runs = [summarise(run, label) for run, label in zip(runs, labels(runs), strict=True)]
 
     @property

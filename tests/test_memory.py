@@ -1,0 +1,173 @@
+"""Clients' private tensors on disk: versions, and what a repeated round sees."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedfa.memory import Memory
+
+
+def value(number: float) -> dict[str, Tensor]:
+    return {"v": torch.tensor([number])}
+
+
+def number(memory: Memory, client: str, round: int) -> float | None:
+    tensors = memory.load(client, round)
+    return tensors["v"].item() if tensors else None
+
+
+def versions(folder: Path, client: str = "a") -> list[int]:
+    return sorted(int(file.stem) for file in (folder / client).glob("*.safetensors"))
+
+
+def test_a_client_that_never_saved_has_none(tmp_path: Path) -> None:
+    assert Memory(tmp_path / "memory").load("a", 5) == {}
+    assert not (tmp_path / "memory").exists()
+
+
+def test_nothing_to_remember_leaves_no_file(tmp_path: Path) -> None:
+    Memory(tmp_path).save("a", 1, {})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_memory_can_become_empty(tmp_path: Path) -> None:
+    memory = Memory(tmp_path)
+    memory.save("a", 1, value(1))
+    memory.save("a", 2, {})
+    assert memory.load("a", 2) == {} and number(memory, "a", 1) == 1
+
+
+def test_tensors_come_back_bit_for_bit(tmp_path: Path) -> None:
+    memory = Memory(tmp_path)
+    tensors = {
+        "float": torch.randn(3, 4),
+        "double": torch.randn(2, dtype=torch.float64),
+        "counter": torch.tensor(7),
+        "odd/name with spaces.γ": torch.tensor([float("inf"), -0.0]),
+        "not contiguous": torch.randn(3, 5).t(),
+    }
+    memory.save("a", 1, tensors)
+    found = Memory(tmp_path).load("a", 1)
+    assert found.keys() == tensors.keys()
+    assert all(
+        torch.equal(found[name], tensor) and found[name].dtype == tensor.dtype for name, tensor in tensors.items()
+    )
+
+
+def test_load_gives_the_newest_version_up_to_the_round(tmp_path: Path) -> None:
+    memory = Memory(tmp_path)
+    memory.restarts = range(20)
+    for round in (2, 5, 11):
+        memory.save("a", round, value(round))
+    assert [number(memory, "a", round) for round in (1, 2, 4, 5, 10, 11, 99)] == [None, 2, 2, 5, 5, 11, 11]
+    assert versions(tmp_path) == [2, 5, 11]
+
+
+def test_kept_are_this_round_s_the_one_before_and_those_of_the_checkpoints(tmp_path: Path) -> None:
+    memory = Memory(tmp_path)
+    seen = []
+    for round in range(1, 8):
+        memory.restarts = {1: [], 2: [], 3: [2], 4: [2], 5: [2, 4], 6: [2, 4], 7: [4, 6]}[round]
+        memory.save("a", round, value(round))
+        seen.append(versions(tmp_path))
+    assert seen == [[1], [1, 2], [2, 3], [2, 3, 4], [2, 4, 5], [2, 4, 5, 6], [4, 6, 7]]
+
+
+def test_a_client_that_is_seldom_sampled_keeps_what_a_restart_needs(tmp_path: Path) -> None:
+    memory = Memory(tmp_path)
+    memory.save("a", 3, value(3))
+    memory.restarts = [10]
+    memory.save("a", 12, value(12))
+    assert versions(tmp_path) == [3, 12] and number(memory, "a", 10) == 3
+    memory.restarts = [20]
+    memory.save("a", 25, value(25))
+    assert versions(tmp_path) == [12, 25] and number(memory, "a", 20) == 12
+
+
+def test_a_repeated_round_starts_from_the_state_before_it(tmp_path: Path) -> None:
+    memory = Memory(tmp_path)
+    memory.save("a", 1, value(1))
+    for attempt in (20, 21):
+        assert number(memory, "a", 1) == 1
+        memory.save("a", 2, value(attempt))
+    assert number(memory, "a", 2) == 21 and versions(tmp_path) == [1, 2]
+
+
+def test_rounds_that_did_not_count_are_forgotten(tmp_path: Path) -> None:
+    memory = Memory(tmp_path)
+    memory.restarts = range(9)
+    for round in (1, 2, 3):
+        memory.save("a", round, value(round))
+    memory.save("b/c", 3, value(3))
+    memory.forget_after(2)
+    assert versions(tmp_path) == [1, 2]
+    assert memory.load("b/c", 9) == {}
+    memory.forget_after(0)
+    assert memory.load("a", 9) == {}
+
+
+def test_other_files_do_no_harm(tmp_path: Path) -> None:
+    memory = Memory(tmp_path)
+    memory.save("a", 1, value(1))
+    for name in ("._1.safetensors", "notes.safetensors", ".2.safetensors.99.part", "readme.txt"):
+        (tmp_path / "a" / name).write_text("not ours")
+    (tmp_path / ".DS_Store").write_text("not ours")
+    memory.forget_after(0)
+    memory.save("a", 2, value(2))
+    assert number(memory, "a", 9) == 2
+
+
+NAMES = [
+    "plain",
+    "a/b",
+    "a%2Fb",
+    "..",
+    ".",
+    "../../up",
+    "Zürich",
+    "病院",
+    "with space",
+    "*?[x]",
+    "C:\\x",
+    "-o",
+    "~",
+    "a.b",
+]
+
+
+def test_any_name_is_a_client_of_its_own_inside_the_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "run" / "memory"
+    memory = Memory(folder)
+    for index, name in enumerate(NAMES):
+        memory.save(name, 1, value(index))
+    assert [number(memory, name, 1) for name in NAMES] == list(range(len(NAMES)))
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["memory"]
+    assert len(list(folder.iterdir())) == len(NAMES) and all(path.is_dir() for path in folder.iterdir())
+    memory.forget_after(0)
+    assert [number(memory, name, 1) for name in NAMES] == [None] * len(NAMES)
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_crash_while_writing_leaves_the_old_version_or_the_new(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    memory = Memory(tmp_path)
+    memory.save("a", 1, value(1))
+    rename = __import__("os").replace
+
+    def crash(source: Path, target: Path) -> None:
+        if moment == "after":
+            rename(source, target)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fedfa.files.os.replace", crash)
+        with pytest.raises(KeyboardInterrupt):
+            memory.save("a", 2, value(2))
+    assert number(memory, "a", 1) == 1
+    assert number(memory, "a", 2) == (2 if moment == "after" else 1)
