@@ -23,7 +23,7 @@ demo: $(READY)   ## train FedAvg and FedFA on an embedded federation and compare
 
 test: $(READY)   ## what CI runs: style, types, tests
 	$(MAKE) --no-print-directory check
-	$(BIN)/python -m pytest -n 2 --cov --cov-report=term --cov-fail-under=90
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --cov --cov-report=term --cov-fail-under=90
 
 test-slow: $(READY)  ## the tests that take minutes
 	$(BIN)/python -m pytest -m slow

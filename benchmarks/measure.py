@@ -1,18 +1,23 @@
-"""Timing as ratios: variants interleaved in one run, medians compared, since absolute times mean little here."""
+"""Timing as ratios: variants interleaved in one run, since absolute times mean little on a shared machine."""
 
 from __future__ import annotations
 
+import gc
 import random
 import statistics
 import time
 from collections.abc import Callable, Mapping
 
 
-def medians(variants: Mapping[str, Callable[[], object]], repeats: int, warmup: int = 5) -> dict[str, float]:
-    """Median seconds of each variant, run in a new random order every time round."""
+def ratios(
+    baseline: str, variants: Mapping[str, Callable[[], object]], repeats: int, warmup: int = 5
+) -> dict[str, float]:
+    """Each variant's time over the baseline's: the median over repeats, in each of which every variant runs once, in
+    a new random order, so that what the machine does meanwhile hits all of them alike."""
     names = list(variants)
     shuffle = random.Random(0).shuffle
     times: dict[str, list[float]] = {name: [] for name in names}
+    gc.collect()
     for number in range(warmup + repeats):
         shuffle(names)
         for name in names:
@@ -20,4 +25,8 @@ def medians(variants: Mapping[str, Callable[[], object]], repeats: int, warmup: 
             variants[name]()
             if number >= warmup:
                 times[name].append(time.perf_counter() - start)
-    return {name: statistics.median(taken) for name, taken in times.items()}
+    return {
+        name: statistics.median(a / b for a, b in zip(times[name], times[baseline], strict=True))
+        for name in variants
+        if name != baseline
+    }

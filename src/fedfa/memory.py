@@ -59,4 +59,6 @@ class Memory:
 
 
 def _versions(folder: Path) -> list[int]:
+    if not folder.exists():  # most algorithms keep nothing: do not search for it
+        return []
     return [int(file.stem) for file in folder.glob("*.safetensors") if re.fullmatch(r"\d+", file.stem)]

@@ -195,6 +195,9 @@ def _reported(report: Report) -> Iterable[tuple[str, Tensor]]:
 
 def _first_not_finite(named: Iterable[tuple[str, Tensor]]) -> str | None:
     floats = [(name, tensor.detach()) for name, tensor in named if tensor.is_floating_point()]
-    if not floats or bool(torch.isfinite(torch.cat([tensor.reshape(-1) for _, tensor in floats])).all()):
+    if not floats:
         return None
-    return next(name for name, tensor in floats if not bool(torch.isfinite(tensor).all()))
+    # One pass: a sum in float64 is finite just where all of its float32 terms are.
+    if bool(torch.isfinite(torch.cat([tensor.reshape(-1) for _, tensor in floats]).sum(dtype=torch.float64))):
+        return None
+    return next((name for name, tensor in floats if not bool(torch.isfinite(tensor).all())), None)

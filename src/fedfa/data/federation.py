@@ -65,4 +65,5 @@ class Federation:
     def batch(self, index: Tensor) -> tuple[Tensor, Tensor]:
         """Images scaled to 0–1 in float32, and labels, of the samples at `index`."""
         index = index.to(self.images.device, non_blocking=True)
-        return self.images[index].float().div_(255), self.labels[index].long()
+        # index_select: on the CPU ten times as fast as images[index]
+        return self.images.index_select(0, index).float().div_(255), self.labels.index_select(0, index).long()

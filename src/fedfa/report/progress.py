@@ -109,7 +109,8 @@ class Lively(_Screen):
     def run_started(self, run: Run, round: int) -> None:
         super().run_started(run, round)
         print(opening(run, round))
-        self._curves = {name: [] for name in run.provenance["samples"]}
+        lines = [line["test"]["clients"] for line in run.metrics if "test" in line]  # of a run that goes on
+        self._curves = {name: [at[name] for at in lines if name in at] for name in run.provenance["samples"]}
         self._task = self._progress.add_task("", total=run.experiment.rounds, completed=round, doing="")
         self._live = Live(console=console, refresh_per_second=8, get_renderable=self._screen)  # draws at once
         self._live.start()
