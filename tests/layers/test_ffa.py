@@ -314,6 +314,25 @@ class TestLayer:
         assert out.dtype == torch.bfloat16 and layer.mean.dtype == torch.float32
         torch.testing.assert_close(layer.mean, x.bfloat16().float().mean((0, 2, 3)))
 
+    @pytest.mark.parametrize("layer_type", [torch.float64, torch.bfloat16])
+    @pytest.mark.parametrize("x_type", [torch.float64, torch.float32, torch.bfloat16])
+    def test_layers_and_features_of_any_type(self, layer_type: torch.dtype, x_type: torch.dtype) -> None:
+        layer = opened(FFA(3, momentum=0.0), 4).to(layer_type)
+        x = normal(4, 3, 8, 8).to(x_type).requires_grad_()
+        out = layer(x)
+        out.sum().backward()
+        assert out.dtype == x_type == x.grad.dtype and layer.mean.dtype == layer_type
+        wanted = x.detach().double().mean((0, 2, 3))
+        torch.testing.assert_close(layer.mean.double(), wanted, atol=2e-3, rtol=1e-2)
+
+    def test_function_transforms(self) -> None:
+        """The pure function: the layer moves its buffers in place, which torch.func forbids it as it does BatchNorm."""
+        x, noise = normal(4, 3, 5, 5), normal(2, 4, 3, seed=1)
+        by_transform = torch.func.grad(lambda y: augment(y, noise, spread("total", 3))[0].square().sum())(x)
+        leaf = x.clone().requires_grad_()
+        augment(leaf, noise, spread("total", 3))[0].square().sum().backward()
+        torch.testing.assert_close(by_transform, leaf.grad)
+
     def test_gradient_in_half_precision(self) -> None:
         x = normal(4, 3, 8, 8, dtype=torch.float32).bfloat16().requires_grad_()
         opened(FFA(3), 4)(x).float().square().sum().backward()

@@ -135,7 +135,12 @@ def augment(
     detached: what Eq. momentum averages. `unbiased` takes both variances as the released code does. Gradients
     flow through μ, σ and Σ̂ as well as through x.
     """
-    if torch.compiler.is_compiling() or not x.is_contiguous() or x.device.type not in ("cpu", "cuda"):
+    if (
+        torch.compiler.is_compiling()
+        or not x.is_contiguous()  # channels_last, which plain operations keep
+        or x.device.type not in ("cpu", "cuda")
+        or torch._C._are_functorch_transforms_active()  # torch.func takes no backward by hand
+    ):
         return augment_reference(x, noise, spread, gate, eps, unbiased)
     out, statistics = _Augment.apply(  # type: ignore[no-untyped-call]  # torch has no annotation here
         x, noise, spread.factor, spread.offset, gate, eps, unbiased
@@ -393,7 +398,7 @@ class FFA(RandomLayer):
     def _track(self, statistics: Tensor, gate: Tensor | None) -> None:
         """Eq. momentum, where the gate is open (Algorithm 2)."""
         weight = (1 - self.momentum) if gate is None else gate * (1 - self.momentum)
-        mean, std = statistics.unbind()
+        mean, std = statistics.to(self.mean.dtype).unbind()
         self.mean.lerp_(mean, weight)
         self.std.lerp_(std, weight)
         self.batches.add_(1 if gate is None else gate)
