@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 import time
@@ -29,7 +30,7 @@ SECONDS_BETWEEN_LINES = 5.0
 
 def watch(play: Callable[[Watcher], Run], quiet: bool) -> None:
     """Play a run under a watcher that suits the terminal, and print what came of it."""
-    watcher = Silent() if quiet else Lively() if console.is_terminal else Plain()
+    watcher = Silent() if quiet else Lively() if console.is_terminal and not os.environ.get("CI") else Plain()
     try:
         with watcher:
             run = play(watcher)
