@@ -167,14 +167,27 @@ class TestRefusals:
         with pytest.raises(BadUpdate, match="weight is 0"):
             reduction.add(Update("a", 0, self.good))
         reduction.add(Update("a", 1, self.good, Report(means={"m": torch.zeros(2)})))
-        with pytest.raises(BadUpdate, match="other names or shapes"):
+        with pytest.raises(BadUpdate, match=r"m is \(3,\)"):
             reduction.add(Update("b", 1, self.good, Report(means={"m": torch.zeros(3)})))
+        with pytest.raises(BadUpdate, match="not what is asked for: m"):
+            reduction.add(Update("b", 1, self.good))
         with pytest.raises(BadUpdate, match="m is not finite"):
             reduction.add(Update("b", 1, self.good, Report(means={"m": torch.full((2,), torch.nan)})))
-        with pytest.raises(BadUpdate, match="not an integer"):
-            Reduction(self.good).add(
-                Update("b", 1, self.good, Report(spreads={"s": (torch.zeros(2), torch.tensor(0.5))}))
-            )
+        for weight in (0.5, 5, -1):
+            with pytest.raises(BadUpdate, match="not 0 or 1"):
+                Reduction(self.good).add(
+                    Update("b", 1, self.good, Report(spreads={"s": (torch.zeros(2), torch.tensor(weight))}))
+                )
+
+    def test_a_misshapen_report_that_comes_first_harms_nobody(self) -> None:
+        expected, centres = {"s": torch.zeros(4)}, {"s": torch.ones(4)}
+        reduction = Reduction(self.good, centres, expected)
+        with pytest.raises(BadUpdate, match=r"s is \(5,\)"):
+            reduction.add(Update("bad", 1, self.good, Report(spreads={"s": (torch.zeros(5), one)})))
+        for name in "abc":
+            reduction.add(Update(name, 1, self.good, Report(spreads={"s": (torch.full((4,), 2.0), one)})))
+        result = reduction.result()
+        assert result.clients == 3 and result.spreads["s"].mean.tolist() == [2.0] * 4
 
     def test_nothing_added(self) -> None:
         with pytest.raises(ValueError, match="nothing"):

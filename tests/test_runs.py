@@ -427,3 +427,29 @@ def test_a_file_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.Monkey
     assert path.read_bytes() == b"old"
     write_bytes(path, b"new")
     assert path.read_bytes() == b"new" and path in path.parent.iterdir()
+
+
+def test_a_checkpoint_without_its_records_is_not_gone_back_to(play: Callable[..., Run], tmp_path: Path) -> None:
+    """As after a power cut that took the end of metrics.jsonl: rounds are played again, and none is missing."""
+    whole = play(rounds=6, checkpoint_every=2)
+    numbers = [line["loss"] for line in whole.metrics]
+    path = whole.folder / "metrics.jsonl"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:5]))
+    (whole.folder / "done").unlink()
+    again = fedfa.resume(whole.folder)
+    assert [line["round"] for line in again.metrics] == [1, 2, 3, 4, 5, 6]
+    assert [line["loss"] for line in again.metrics] == numbers
+
+
+def test_numbers_that_are_not_finite_are_null(play: Callable[..., Run]) -> None:
+    run = play(lr=1e30, rounds=2)
+    text = (run.folder / "metrics.jsonl").read_text()
+    assert "NaN" not in text and "Infinity" not in text
+    assert run.metrics[-1]["refused"]
+
+
+def test_a_report_needs_no_registry(hand_made: Callable[..., Run]) -> None:
+    run = hand_made("one", [{"a": 0.5}])
+    config = run.folder / "experiment.toml"
+    config.write_text(config.read_text().replace('"fedavg"', '"somebodys-own"'))
+    assert "somebodys-own" in str(fedfa.compare(run.folder))

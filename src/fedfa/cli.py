@@ -113,10 +113,13 @@ def show(
     experiment: Annotated[str, typer.Argument(help="A built-in name or a TOML file.")],
     overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes to it.")] = None,
 ) -> None:
-    """Print an experiment's whole config, checked, as TOML."""
+    """Print an experiment's whole config as TOML, checked by building all of it."""
     from fedfa.experiment import load, parse_overrides
+    from fedfa.simulate import Parts
 
-    print(load(experiment, parse_overrides(overrides or [])).toml(), end="")
+    config = load(experiment, parse_overrides(overrides or []))
+    Parts.build(config)
+    print(config.toml(), end="")
 
 
 @app.command()

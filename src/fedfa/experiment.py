@@ -38,7 +38,7 @@ class Experiment(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
-    name: str = Field("experiment", pattern=r"^[\w.-]+$")
+    name: str = "experiment"
     description: str = ""
     source: dict[str, Any]
     network: dict[str, Any]
@@ -61,7 +61,7 @@ class Experiment(BaseModel):
     dice: Literal["foreground", "released"] = "foreground"
     evaluate_every: int = Field(1, ge=1)
     engine: Literal["sequential"] = "sequential"
-    device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?|mps)$")
+    device: str = "auto"
     threads: int = Field(0, ge=0)
     checkpoint_every: int = Field(10, ge=1)
     keep_checkpoints: int = Field(2, ge=1)
@@ -71,10 +71,24 @@ class Experiment(BaseModel):
     def _component(cls, value: Any, info: Any) -> dict[str, Any]:
         return complete(info.field_name, value)
 
+    @field_validator("name")
+    @classmethod
+    def _file_name(cls, value: str) -> str:
+        if not re.fullmatch(r"[\w.-]+", value):
+            raise ValueError("takes letters, digits, '.', '_' and '-', since folders are named by it")
+        return value
+
+    @field_validator("device")
+    @classmethod
+    def _device(cls, value: str) -> str:
+        if not re.fullmatch(r"auto|cpu|cuda(:\d+)?|mps", value):
+            raise ValueError("is auto, cpu, cuda, cuda:N or mps")
+        return value
+
     @field_validator("held_out", mode="before")
     @classmethod
     def _one_or_more(cls, value: Any) -> Any:
-        names = (value,) if isinstance(value, str) else value
+        names = (value,) * bool(value) if isinstance(value, str) else value
         plain = isinstance(names, (list, tuple)) and all(isinstance(name, str) for name in names)
         return tuple(sorted(set(names))) if plain else names  # the order of names says nothing
 
@@ -124,9 +138,12 @@ def load(
     for key, value in sorted((overrides or {}).items(), key=lambda item: "." in item[0]):
         _set(config, key, value)
     try:
-        return Experiment(**config)
+        checked = Experiment(**config)
     except ValidationError as error:
         raise UserError(_one_line(error)) from None
+    for component in ("algorithm", "augmentation"):
+        checked.build(component)  # which refuses values that make no sense
+    return checked
 
 
 def parse_override(text: str) -> tuple[str, Any]:
@@ -160,18 +177,21 @@ def complete(component: str, value: Any) -> dict[str, Any]:
             table[key] = TypeAdapter(known[key][0]).validate_python(setting)
         except ValidationError as error:
             raise UserError(f"{component}.{key}: {_complaint(error.errors()[0])}") from None
+    for key, (_, default) in known.items():
+        if default is inspect.Parameter.empty and key not in table:
+            raise UserError(f"{component} {name!r} needs {key}: say {component}.{key}=…")
     return {"name": name, **{key: default for key, (_, default) in known.items()}, **table}
 
 
 def _settings(target: Any) -> dict[str, tuple[Any, Any]]:
-    """Settings of a component: type and default of every argument that has a default and is not given by us."""
+    """Settings of a component: type and default of every argument that is not given by us."""
     described = target.__init__ if inspect.isclass(target) else target
     hints = get_type_hints(described)
     parameters = inspect.signature(target).parameters.values()
     return {
         p.name: (hints.get(p.name, Any), p.default)
         for p in parameters
-        if p.name not in GIVEN and p.default is not p.empty
+        if p.name not in GIVEN and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
     }
 
 
@@ -181,6 +201,8 @@ def _read(experiment: str | Path | Mapping[str, Any] | Experiment) -> dict[str, 
     if isinstance(experiment, Mapping):
         return dict(experiment)
     path = Path(experiment)
+    if str(experiment) and os.path.isdir(path) and str(experiment) not in builtin_experiments():
+        raise UserError(f"{path} is a folder: an experiment is a .toml file or a built-in name")
     if path.suffix != ".toml" and not os.path.isfile(path):  # Path.is_file raises where a name is too long
         built_in = builtin_experiments()
         if str(experiment) not in built_in:

@@ -110,11 +110,17 @@ def _two_sum_(high: Tensor, low: Tensor, value: Tensor) -> None:
 class Reduction:
     """Takes updates one at a time and keeps their sums.
 
-    `like` is the model as the server knows it: an update of another shape is refused with :class:`BadUpdate`, as is
-    one with a number that is not finite. `centres` are the points that deviations are measured from.
+    `like` is the model as the server knows it, and `expected` what clients report besides (None: the first client
+    shows it): an update of another shape is refused with :class:`BadUpdate`, as is one with a number that is not
+    finite. `centres` are the points that deviations are measured from.
     """
 
-    def __init__(self, like: Mapping[str, Tensor], centres: Mapping[str, Tensor] | None = None) -> None:
+    def __init__(
+        self,
+        like: Mapping[str, Tensor],
+        centres: Mapping[str, Tensor] | None = None,
+        expected: Mapping[str, Tensor] | None = None,
+    ) -> None:
         self._like = dict(like)
         self._centres = dict(centres or {})
         self.clients = 0
@@ -122,13 +128,14 @@ class Reduction:
         self._model, self._means, self._moments = ExactSum(), ExactSum(), ExactSum()
         self._counters: dict[str, Tensor] = {}
         self._weights: dict[str, Tensor] = {}
-        self._reported: dict[str, torch.Size] | None = None
+        self._expected = expected
 
     def add(self, update: Update) -> None:
         """Add one client's update, or raise :class:`BadUpdate` and leave the sums as they are."""
-        check(update, self._like, self._reported)
+        check(update, self._like, self._expected)
         report = update.report
-        self._reported = {name: t.shape for name, t in _reported(report)}
+        if self._expected is None:
+            self._expected = {name: torch.empty_like(tensor, device="meta") for name, tensor in _reported(report)}
         self.clients += 1
         self._weight += update.weight
         floats = {name: t for name, t in update.model.items() if t.is_floating_point()}
@@ -164,28 +171,31 @@ class Reduction:
         return Across(mean.float(), variance.float(), clients)
 
 
-def check(update: Update, like: Mapping[str, Tensor], reported: Mapping[str, torch.Size] | None = None) -> None:
+def check(update: Update, like: Mapping[str, Tensor], expected: Mapping[str, Tensor] | None = None) -> None:
     """Raise :class:`BadUpdate` where an update is misshapen or not finite. Run by the client before it sends,
     and by the server before it adds."""
     if update.weight < 1:
         raise BadUpdate(f"its weight is {update.weight}")
-    if update.model.keys() != like.keys():
-        odd = sorted(update.model.keys() ^ like.keys())
-        raise BadUpdate(f"its entries are not the model's: {', '.join(odd[:3])}")
-    for name, tensor in update.model.items():
+    _compare(update.model, like, "its entries are not the model's")
+    sent = dict(_reported(update.report))
+    if expected is not None:
+        _compare(sent, expected, "what it reports besides its model is not what is asked for")
+    for name, (_, weight) in update.report.spreads.items():
+        if weight.is_floating_point() or weight.numel() != 1 or int(weight) not in (0, 1):
+            raise BadUpdate(f"{name}'s weight is not 0 or 1")
+    bad = _first_not_finite([*update.model.items(), *sent.items()])
+    if bad is not None:
+        raise BadUpdate(f"{bad} is not finite")
+
+
+def _compare(sent: Mapping[str, Tensor], like: Mapping[str, Tensor], complaint: str) -> None:
+    if sent.keys() != like.keys():
+        raise BadUpdate(f"{complaint}: {', '.join(sorted(sent.keys() ^ like.keys())[:3])}")
+    for name, tensor in sent.items():
         if tensor.shape != like[name].shape or tensor.dtype != like[name].dtype:
             raise BadUpdate(
                 f"{name} is {tuple(tensor.shape)} {tensor.dtype}, not {tuple(like[name].shape)} {like[name].dtype}"
             )
-    sent = dict(_reported(update.report))
-    if reported is not None and {name: t.shape for name, t in sent.items()} != dict(reported):
-        raise BadUpdate("what it reports besides its model has other names or shapes than the other clients'")
-    for name, (_, weight) in update.report.spreads.items():
-        if weight.is_floating_point() or weight.numel() != 1:
-            raise BadUpdate(f"{name}'s weight is not an integer")
-    bad = _first_not_finite([*update.model.items(), *sent.items()])
-    if bad is not None:
-        raise BadUpdate(f"{bad} is not finite")
 
 
 def _reported(report: Report) -> Iterable[tuple[str, Tensor]]:

@@ -12,6 +12,7 @@ import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +43,14 @@ class Run:
         config = self.folder / "experiment.toml"
         if not config.is_file():
             raise UserError(f"{self.folder} is not a run: it has no experiment.toml")
-        self.experiment: Experiment = load(config)
+        self.config: dict[str, Any] = tomllib.loads(config.read_text("utf-8"))
+        """The experiment as plain data: enough for a report, whatever has become of the code."""
         self.provenance: dict[str, Any] = json.loads((self.folder / "provenance.json").read_text())
+
+    @cached_property
+    def experiment(self) -> Experiment:
+        """The experiment, checked: its components must be known here."""
+        return load(self.folder / "experiment.toml")
 
     @classmethod
     def create(cls, folder: Path, experiment: Experiment, facts: dict[str, Any]) -> Run:
@@ -86,6 +93,8 @@ class Run:
 
     def checkpoint(self, server: ServerState, best: float | None, keep: int) -> None:
         """Write the server's state, and keep the last few."""
+        with open(self.folder / "metrics.jsonl", "rb") as file:
+            os.fsync(file.fileno())  # a checkpoint is worth nothing without the records up to it
         self._write(f"round-{server.round:05d}", server, best)
         for old in self._checkpoints()[:-keep]:
             old.unlink()
@@ -94,8 +103,14 @@ class Run:
         self._write("best", server, best)
 
     def latest(self) -> tuple[ServerState, float | None] | None:
-        """The newest checkpoint's state, with the best validation metric until then; None if there is none."""
-        known = self._checkpoints()
+        """The newest checkpoint's state, with the best validation metric until then; None if there is none. One
+        whose rounds are not all on record, as after a power cut, is passed over."""
+        recorded = 0
+        for line in self._lines():
+            if line["round"] != recorded + 1:
+                break
+            recorded += 1
+        known = [path for path, round in zip(self._checkpoints(), self.restarts(), strict=True) if round <= recorded]
         return self.load(known[-1]) if known else None
 
     def best(self) -> ServerState | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -97,7 +98,8 @@ class Record:
                     "clients": {name: score.metric for name, score in evaluation.clients.items()},
                     "losses": {name: score.loss for name, score in evaluation.clients.items()},
                 }
-        return line
+        finite: dict[str, Any] = _finite(line)
+        return finite
 
 
 def first_state(model: nn.Module, algorithm: Algorithm, population: int) -> ServerState:
@@ -128,8 +130,8 @@ def play_round(
     round = server.round + 1
     chosen = sample_clients(plan, round)
     watcher.round_started(round, chosen)
-    broadcast = Broadcast(round, server.model, algorithm.broadcast(server))
-    reduction = Reduction(server.model, server.centres)
+    broadcast = Broadcast(round, server.model, algorithm.broadcast(server), algorithm.expected(server))
+    reduction = Reduction(server.model, server.centres, broadcast.expected)
     losses: list[Tensor] = []
     refused: dict[str, str] = {}
     bytes_up = 0
@@ -191,6 +193,13 @@ def _added(reduction: Reduction, update: Update) -> str | None:
     except BadUpdate as bad:
         return str(bad)
     return None
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no NaN and no infinity: null stands for them."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _bytes_of(update: Update) -> int:

@@ -210,7 +210,41 @@ class TestPrivateState:
         assert steps.item() == 4  # two batches, two rounds
 
 
+@dataclass(frozen=True)
+class SharedNorms(OwnNorms):
+    """FedBN with its opt-in: the average of BatchNorm goes to clients that have none of their own."""
+
+    def report(self, client: Client) -> Report:
+        own = self.private(client.model)
+        return Report(means={n: t for n, t in client.slot.tensors.items() if n in own and t.is_floating_point()})
+
+    def aggregate(self, server: ServerState, reduced: Reduced) -> ServerState:
+        return replace(super().aggregate(server, reduced), memory=dict(reduced.means))
+
+    def broadcast(self, server: ServerState) -> dict[str, Tensor]:
+        return dict(server.memory)
+
+    def unseen(self, extras: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        return extras
+
+
 class TestPersonalModels:
+    def test_a_client_that_never_trained_gets_the_average(self, tmp_path: Path) -> None:
+        algorithm = SharedNorms()
+        model = network(algorithm, Augmentation())
+        engine = Sequential(model, federation(), Classification(), algorithm, Local(lr=0.1), Memory(tmp_path), 0)
+        plan = Plan(2, 0, ("a", "b"), held_out=("c",))
+        server = first_state(model, algorithm, 2)
+        for _ in range(2):
+            server, record = play_round(server, algorithm, engine, plan, Watcher())
+        kept = [Memory(tmp_path).load(name, 2)["1.running_mean"] for name in ("a", "b")]
+        torch.testing.assert_close(server.memory["1.running_mean"], torch.stack(kept).mean(0))
+        judge = network(algorithm, Augmentation()).eval()
+        judge.load_state_dict({**server.model, **server.memory}, strict=False)
+        x, y = federation().batch(federation().clients["c"].test)
+        assert record.test is not None
+        assert abs(nn.functional.cross_entropy(judge(x), y).item() - record.test.clients["c"].loss) < 1e-5
+
     def test_private_entries_never_leave(self, tmp_path: Path) -> None:
         server, _ = play(OwnNorms(), tmp_path, rounds=2)
         assert sorted(server.model) == ["0.bias", "0.weight", "4.bias", "4.weight"]

@@ -407,6 +407,8 @@ class TestLayer:
             ({"p": math.nan}, "probability"),
             ({"momentum": 1.0}, "momentum"),
             ({"eps": 0.0}, "eps"),
+            ({"eps": math.nan}, "eps"),
+            ({"fusion": "total", "statistics": "released"}, "no variance over clients"),
             ({"fusion": "both"}, "adaptive, direct, client, random, total"),
             ({"statistics": "mean"}, "paper, corrected, kept, released"),
         ],
@@ -415,6 +417,11 @@ class TestLayer:
         with pytest.raises(ValueError, match=message):
             FFA(**{"channels": 3, **settings})  # type: ignore[arg-type]
 
+    def test_an_empty_batch_changes_nothing(self) -> None:
+        layer = FFA(4, p=1.0)
+        assert layer(torch.rand(0, 4, 3, 3)).shape == (0, 4, 3, 3)
+        assert torch.equal(layer.mean, torch.zeros(4)) and layer.batches == 0
+
     @pytest.mark.parametrize("shape", [(2, 4, 5, 5), (2, 3), (3,)])
     def test_refuses_features_of_another_shape(self, shape: tuple[int, ...]) -> None:
         with pytest.raises(ValueError, match=r"FFA\(3\) takes"):
@@ -422,7 +429,7 @@ class TestLayer:
 
     @pytest.mark.parametrize("statistics", get_args(Statistics))
     def test_every_variant_trains(self, statistics: Statistics) -> None:
-        for fusion in FUSIONS:
+        for fusion in FUSIONS if statistics != "released" else ("adaptive", "client", "random"):
             layer = opened(FFA(2, fusion=fusion, statistics=statistics), 3)
             x = normal(3, 2, 4, 4, dtype=torch.float32).requires_grad_()
             layer(x).sum().backward()

@@ -84,6 +84,22 @@ class TestAddFFA:
         with pytest.raises(ValueError, match="already"):
             fedfa.add_ffa(model, after=["0.3"])
 
+    def test_all_or_nothing(self) -> None:
+        for after, channels in ((["0", "0"], None), (["0", "2"], {"2": 0}), (["0"], {"9": 3})):
+            model = convnet()
+            with pytest.raises(ValueError, match=r"already|at least one channel|no module"):
+                fedfa.add_ffa(model, after=after, channels=channels)
+            assert not any(isinstance(module, FFA) for module in model.modules())
+
+    def test_a_module_that_returns_no_tensor(self) -> None:
+        class Pair(nn.Module):
+            def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+                return x, x
+
+        model = fedfa.add_ffa(nn.Sequential(nn.Conv2d(3, 4, 1), Pair()), after=["1"])
+        with pytest.raises(ValueError, match="returns features, not tuple"):
+            model(torch.zeros(1, 3, 2, 2))
+
     def test_a_string_is_not_a_list_of_paths(self) -> None:
         with pytest.raises(ValueError, match=r"after=\['layer1'\]"):
             fedfa.add_ffa(convnet(), after="layer1")
@@ -119,6 +135,13 @@ class TestUpdateGamma:
         fedfa.update_gamma(parts, [images.split(4), iter([images * 2])])
         torch.testing.assert_close(whole[0][3].ffa.gamma_mean, parts[0][3].ffa.gamma_mean)
         assert whole[0][3].ffa.gamma_mean.max() > 0
+
+    def test_a_loader_of_images_and_labels(self, images: Tensor) -> None:
+        plain, loaded = (fedfa.add_ffa(convnet(), after=["0"]) for _ in range(2))
+        fedfa.update_gamma(plain, [images, images * 2])
+        labels = torch.zeros(6)
+        fedfa.update_gamma(loaded, [[(images, labels)], [[images * 2, labels]]])
+        assert torch.equal(plain[0][3].ffa.gamma_mean, loaded[0][3].ffa.gamma_mean)
 
     def test_says_what_is_missing(self, images: Tensor) -> None:
         with pytest.raises(ValueError, match="no FFA layer"):

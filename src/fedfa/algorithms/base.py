@@ -49,6 +49,11 @@ class Algorithm:
         client's memory, and each client is evaluated with its own."""
         return frozenset()
 
+    def unseen(self, extras: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Private entries for a client that has none of its own, from what the server broadcasts; those that are
+        not given here are as the model was built."""
+        return {}
+
     def start(self, model: nn.Module) -> dict[str, Tensor]:
         """The server's own tensors before the first round."""
         return {}
@@ -98,6 +103,11 @@ class Algorithm:
     def report(self, client: Client) -> Report:
         """What the client tells the server besides its model."""
         return Report()
+
+    def expected(self, server: ServerState) -> Mapping[str, Tensor] | None:
+        """Tensors of the names, shapes and types that every client reports: others are refused. None: not known,
+        and the first client shows it."""
+        return None
 
     def aggregate(self, server: ServerState, reduced: Reduced) -> ServerState:
         """The server's state after a round; the caller counts the round."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -46,7 +47,7 @@ class FedFA(Algorithm):
         names = STATISTICS if self._averaged else tuple(f"gamma_{name}" for name in STATISTICS)
         return {
             f"{path}.{name}": layer.get_buffer(name).clone()
-            for path, layer in ffa_layers(model)
+            for path, layer in self._layers(model)
             for name in names
             if self._averaged or self._federated
         }
@@ -55,7 +56,7 @@ class FedFA(Algorithm):
         return dict(server.memory)
 
     def begin(self, client: Client) -> None:
-        for path, layer in ffa_layers(client.model):
+        for path, layer in self._layers(client.model):
             layer.reset_statistics()
             for name in (*STATISTICS, "batches"):
                 if f"{path}.{name}" in client.memory:  # `kept`
@@ -66,12 +67,12 @@ class FedFA(Algorithm):
 
     def end(self, client: Client) -> None:
         if self.statistics == "kept":
-            for path, layer in ffa_layers(client.model):
+            for path, layer in self._layers(client.model):
                 for name in (*STATISTICS, "batches"):
                     client.memory[f"{path}.{name}"] = layer.get_buffer(name).clone()
 
     def report(self, client: Client) -> Report:
-        layers = list(ffa_layers(client.model))
+        layers = self._layers(client.model)
         if self._averaged:
             return Report(means={f"{path}.{name}": la.get_buffer(name) for path, la in layers for name in STATISTICS})
         if not self._federated:
@@ -94,6 +95,16 @@ class FedFA(Algorithm):
             memory[gamma] = self._gamma(across, server.memory[gamma])
         return replace(server, memory=memory)
 
+    def expected(self, server: ServerState) -> Mapping[str, Tensor]:
+        if self._averaged:
+            return server.memory
+        return {_statistic_name(gamma): tensor for gamma, tensor in server.memory.items()}
+
+    def _layers(self, model: nn.Module) -> list[tuple[str, FFA]]:
+        """The layers that are this algorithm's, and not an augmentation's (DSU)."""
+        own = (self.fusion, self.statistics)
+        return [(path, layer) for path, layer in ffa_layers(model) if (layer.fusion, layer.statistics) == own]
+
     def _gamma(self, across: Across, last: Tensor) -> Tensor:
         if self.statistics != "paper" and across.clients < 2:
             return last
@@ -113,6 +124,11 @@ class FedFA(Algorithm):
 def _gamma_name(statistic: str) -> str:
     path, _, name = statistic.rpartition(".")
     return f"{path}.gamma_{name}"
+
+
+def _statistic_name(gamma: str) -> str:
+    path, _, name = gamma.rpartition(".")
+    return f"{path}.{name.removeprefix('gamma_')}"
 
 
 @dataclass(frozen=True)

@@ -60,6 +60,8 @@ class Broadcast:
     round: int
     model: Mapping[str, Tensor]
     extras: Mapping[str, Tensor] = field(default_factory=dict)
+    expected: Mapping[str, Tensor] | None = None
+    """What a client's report looks like, as far as the server knows: not sent, but checked on both sides."""
 
 
 class Slot:
@@ -147,7 +149,7 @@ def train(client: Client, algorithm: Algorithm, weight: int) -> Update:
     """Train one client for a round and return its update. The client's memory is new, its model is in the slot."""
     slot, model = client.slot, client.model
     private = algorithm.private(model)
-    slot.enter(client.received, private, client.memory)
+    slot.enter(client.received, private, {**algorithm.unseen(client.extras), **client.memory})
     _restore(slot.optimizer, client.memory if client.local.optimizer_state == "kept" else {}, client.rate)
     model.train()
     total, samples = torch.zeros((), device=client.federation.images.device), 0

@@ -76,7 +76,7 @@ class Sequential:
                 yield Refused(name, f"has no batch to train on ({len(client.index.train)} training samples)")
                 continue
             try:
-                check(update, broadcast.model)
+                check(update, broadcast.model, broadcast.expected)
             except BadUpdate as bad:
                 yield Refused(name, str(bad))
                 continue
@@ -91,7 +91,8 @@ class Sequential:
         totals: dict[str, tuple[Tensor, int]] = {}
         for name in names:
             if private:
-                self.slot.enter(broadcast.model, private, self.memory.load(name, broadcast.round))
+                own = {**self.algorithm.unseen(broadcast.extras), **self.memory.load(name, broadcast.round)}
+                self.slot.enter(broadcast.model, private, own)
             index = self.federation.clients[name].of(split)
             if len(index):
                 totals[name] = self._totals(index, broadcast.extras), len(index)

@@ -323,11 +323,13 @@ class FFA(RandomLayer):
             raise ValueError(f"p is a probability, between 0 and 1, not {p}")
         if not 0 <= momentum < 1:
             raise ValueError(f"momentum is between 0 and 1 (1 excluded), not {momentum}")
-        if eps <= 0:
+        if not 0 < eps < math.inf:
             raise ValueError(f"eps must be positive, not {eps}")
         for name, value, allowed in (("fusion", fusion, Fusion), ("statistics", statistics, Statistics)):
             if value not in get_args(allowed):
                 raise ValueError(f"{name} is one of {', '.join(get_args(allowed))}, not {value!r}")
+        if statistics == "released" and fusion in ("direct", "total"):
+            raise ValueError(f"statistics='released' has no variance over clients, which fusion={fusion!r} needs")
         self.channels, self.p, self.momentum, self.eps = channels, p, momentum, eps
         self.fusion: Fusion = fusion
         self.statistics: Statistics = statistics
@@ -377,7 +379,7 @@ class FFA(RandomLayer):
     def forward(self, x: Tensor) -> Tensor:
         if x.dim() < 3 or x.shape[1] != self.channels:
             raise ValueError(f"FFA({self.channels}) takes (batch, {self.channels}, ...) features, not {tuple(x.shape)}")
-        if not self.training or self.p == 0:
+        if not self.training or self.p == 0 or not x.numel():
             return x
         gate, noise = self.draw(x.shape[0])
         if gate is False:
@@ -392,6 +394,8 @@ class FFA(RandomLayer):
     def follow(self, module: nn.Module, args: Any, output: Tensor) -> Tensor:
         """A forward hook that puts this layer after another module. A bound method, so that a deep copy of the
         model calls the copy's layer."""
+        if not isinstance(output, Tensor):
+            raise ValueError(f"FFA follows a module that returns features, not {type(output).__name__}")
         augmented: Tensor = self(output)
         return augmented
 

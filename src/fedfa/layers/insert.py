@@ -21,23 +21,25 @@ def add_ffa(
     The layer becomes a child named ``ffa`` of the module it follows (of its last part, if that is a Sequential)
     and is called by a forward hook, so neither the forward code nor any existing state_dict key changes. The number
     of channels is read off the last convolution or normalisation up to that path; `channels` says it where that
-    guess is wrong. `settings` are :class:`FFA`'s.
+    guess is wrong. `settings` are :class:`FFA`'s. A module that is called twice in a forward (a shared ReLU) is
+    followed by its layer both times. Load old checkpoints before adding layers, or with ``strict=False``.
     """
     paths = {path: module for path, module in model.named_modules() if path}
     if isinstance(after, str):
         raise ValueError(f"after is a list of module paths: after=[{after!r}]")
-    for path in after:
+    for path in (*after, *(channels or ())):
         if path not in paths:
             raise ValueError(f"no module at {path!r}; the paths there are: {', '.join(paths)}")
+    layers: dict[nn.Module, FFA] = {}  # first all, then any: a wrong call changes nothing
     for path in after:
-        count = (channels or {}).get(path) or _channels_at(paths, path)
+        count = channels[path] if channels and path in channels else _channels_at(paths, path)
         host = paths[path]
         while isinstance(host, nn.Sequential) and len(host):  # a layer inside would run twice: once as its part
             host = host[len(host) - 1]
-        if isinstance(getattr(host, "ffa", None), FFA):
+        if host in layers or isinstance(getattr(host, "ffa", None), FFA):
             raise ValueError(f"there is an FFA layer after {path!r} already")
-        layer = FFA(count, **settings).to(_device(model))
-        layer.train(model.training)
+        layers[host] = FFA(count, **settings).to(_device(model)).train(model.training)
+    for host, layer in layers.items():
         host.add_module("ffa", layer)
         host.register_forward_hook(layer.follow)
     return model
@@ -51,7 +53,8 @@ def update_gamma(
 
     For each group the model's features are taken without augmentation (in evaluation mode); the mean over samples
     of their channel statistics stands for a client's running statistics, and the variance of those over groups for
-    the federation's (Eqs. shareing and t). A group is a batch, or an iterable of batches.
+    the federation's (Eqs. shareing and t). A group is a batch of inputs, or an iterable of batches, such as a
+    DataLoader.
     """
     members = list(groups.values()) if isinstance(groups, Mapping) else list(groups)
     layers = [module for module in model.modules() if isinstance(module, FFA)]
@@ -77,8 +80,9 @@ def update_gamma(
             sums.clear()
             samples = 0
             for batch in [member] if isinstance(member, Tensor) else member:
-                model(batch)
-                samples += len(batch)
+                x = batch[0] if isinstance(batch, (tuple, list)) else batch  # a loader's (images, labels)
+                model(x)
+                samples += len(x)
             if not samples:
                 raise ValueError("a group has no samples")
             for layer in layers:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedfa.errors import UserError
+from fedfa.experiment import COSMETIC
 from fedfa.runs import Run, find_run
 
 LAST = 20
@@ -58,13 +59,18 @@ class Comparison:
     def clients(self) -> list[str]:
         return list(dict.fromkeys(name for summary in self.runs for name in summary.clients))
 
+    def title(self, client: str) -> str:
+        """A client's name, marked where no run trained on it."""
+        unseen = all(client in s.run.config.get("held_out", ()) for s in self.runs)
+        return f"{client} (unseen)" if unseen else client
+
     def rows(self) -> list[dict[str, Any]]:
         """The table: a dictionary a run, metrics in per cent."""
         return [
             {
                 "run": s.label,
                 "rounds": s.rounds,
-                **{name: _percent(s.clients.get(name)) for name in self.clients},
+                **{self.title(name): _percent(s.clients.get(name)) for name in self.clients},
                 "last": _percent(s.last),
                 f"last {LAST}": _percent(s.recent),
                 "best by val": _percent(s.best),
@@ -158,9 +164,10 @@ def labels(runs: Sequence[Run]) -> list[str]:
 
 
 def _flat(run: Run) -> dict[str, Any]:
-    plain = run.experiment.model_dump(mode="json", exclude={"description", "checkpoint_every", "keep_checkpoints"})
     flat: dict[str, Any] = {}
-    for key, value in plain.items():
+    for key, value in run.config.items():
+        if key in COSMETIC:
+            continue
         flat |= {f"{key}.{name}": item for name, item in value.items()} if isinstance(value, dict) else {key: value}
     return flat
 

@@ -51,7 +51,7 @@ def _curves(axes: Axes, comparison: Comparison) -> None:
 
 
 def _bars(axes: Axes, comparison: Comparison) -> None:
-    names = [*comparison.clients, "mean"]
+    names = [*map(comparison.title, comparison.clients), "mean"]
     width = 0.8 / len(comparison.runs)
     for number, summary in enumerate(comparison.runs):
         values = [100 * summary.clients.get(name, 0.0) for name in comparison.clients] + [100 * summary.last]
