@@ -273,6 +273,10 @@ class Drawn(NamedTuple):
     """(2, B, C) standard normal: ε_μ and ε_σ."""
 
 
+CLOSED = Drawn(False, torch.empty(0))
+"""What a closed layer on the CPU draws."""
+
+
 class FFA(RandomLayer):
     """Federated feature augmentation, for features (B, C, H, W), (B, C, D, H, W) or (B, C, L).
 
@@ -365,16 +369,21 @@ class FFA(RandomLayer):
 
     @classmethod
     def sample(cls, layers: Sequence[RandomLayer], batch: int, generator: torch.Generator | None) -> list[Any]:
-        """Gates and noise of several layers for one batch, in two draws from the generator."""
-        like = layers[0].get_buffer("mean")
-        device, dtype = like.device, like.dtype
-        channels: list[int] = [layer.channels for layer in layers]  # type: ignore[misc]  # they are FFA layers
-        uniform = torch.rand(len(layers), generator=generator, device=device)
-        noise = torch.randn((2, batch, sum(channels)), generator=generator, device=device, dtype=dtype)
-        on_host = device.type == "cpu" and not torch.compiler.is_compiling()
-        chances = uniform.tolist() if on_host else uniform.unbind()
-        parts = noise.split(channels, 2)
-        return [Drawn(chance < layer.p, part) for layer, chance, part in zip(layers, chances, parts, strict=True)]
+        """Gates and noise of several layers for one batch. On the CPU a closed layer gets no noise."""
+        own: list[FFA] = layers  # type: ignore[assignment]  # layers are sampled class by class
+        like = own[0].mean
+        uniform = torch.rand(len(own), generator=generator, device=like.device)
+        if like.device.type == "cpu" and not torch.compiler.is_compiling():
+            return [
+                Drawn(True, torch.randn((2, batch, layer.channels), generator=generator, dtype=like.dtype))
+                if chance < layer.p
+                else CLOSED
+                for layer, chance in zip(own, uniform.tolist(), strict=True)
+            ]
+        channels = [layer.channels for layer in own]
+        noise = torch.randn((2, batch, sum(channels)), generator=generator, device=like.device, dtype=like.dtype)
+        drawn = zip(own, uniform.unbind(), noise.split(channels, 2), strict=True)
+        return [Drawn(chance < layer.p, part) for layer, chance, part in drawn]
 
     def forward(self, x: Tensor) -> Tensor:
         if x.dim() < 3 or x.shape[1] != self.channels:
