@@ -57,6 +57,7 @@ class Experiment(BaseModel):
     lr_decay: float = Field(1.0, gt=0, le=1)
     momentum: float = Field(0.0, ge=0, lt=1)
     weight_decay: float = Field(0.0, ge=0)
+    clip: float = Field(0.0, ge=0)
     optimizer_state: Literal["fresh", "kept"] = "fresh"
     dice: Literal["foreground", "released"] = "foreground"
     evaluate_every: int = Field(1, ge=1)

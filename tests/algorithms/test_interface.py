@@ -288,6 +288,20 @@ class TestSteps:
         deltas = {Memory(tmp_path).load(name, 2)["delta"].item() for name in ("a", "b", "c")}
         assert len(deltas) == 3 and 0.0 not in deltas
 
+    def test_long_gradients_are_clipped(self, tmp_path: Path) -> None:
+        """One full-batch step of a client moves the model by lr·clip at most, and by just that where it is clipped."""
+        moved = {}
+        start = first_state(network(Algorithm(), Augmentation()), Algorithm(), 3).model
+        for clip in (0.0, 1e-3, 1e6):
+            local = Local(batch_size=100, lr=0.1, clip=clip)
+            end, _ = play(Algorithm(), tmp_path / str(clip), local=local, participation=0.34)
+            names = [
+                name for name, kind in entries(network(Algorithm(), Augmentation())).items() if kind is Kind.PARAMETER
+            ]
+            moved[clip] = torch.cat([(end.model[n] - start[n]).flatten() for n in names]).norm().item()
+        assert abs(moved[1e-3] - 1e-4) < 1e-6
+        assert moved[0.0] == moved[1e6] > 1e-2
+
     def test_anchors_pair_parameters_with_the_servers(self, tmp_path: Path) -> None:
         @dataclass(frozen=True)
         class Proximal(Algorithm):

@@ -94,6 +94,8 @@ class Algorithm:
         loss = self.loss(client, batch)
         loss.backward()
         self.correct(client)
+        if client.local.clip:
+            nn.utils.clip_grad_norm_(client.model.parameters(), client.local.clip)
         client.optimizer.step()
         return loss.detach()
 

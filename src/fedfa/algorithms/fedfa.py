@@ -158,7 +158,7 @@ class FedFATotal(FedFA):
     and corrected by default, since raw variances show how many batches a client has as soon as they are not.
 
     The width does not shrink with a channel's own σ, so gradients grow as Σ̂/σ where a channel is nearly constant at
-    one client and varies across clients: on networks without BatchNorm, take a larger eps (docs/layer.md)."""
+    one client and varies across clients: on networks without BatchNorm, clip gradients (docs/layer.md)."""
 
     fusion: Fusion = "total"
     statistics: Statistics = "kept"

@@ -37,6 +37,8 @@ class Local:
     momentum: float = 0.0
     """SGD's."""
     weight_decay: float = 0.0
+    clip: float = 0.0
+    """The largest norm of a step's gradient; longer ones are scaled down to it. 0 for none."""
     optimizer_state: Literal["fresh", "kept"] = "fresh"
     """Whether momentum and moments start anew every round, or are kept by each client."""
 
