@@ -149,7 +149,7 @@ def augment(
 
 
 class _Augment(torch.autograd.Function):
-    """`augment_reference` with its backward by hand: a third of the operations, and one feature map kept.
+    """`augment_reference` with its backward by hand: fewer operations, and one feature map kept.
 
     With x̄ = (x − μ)/σ the layer is x̂ = x + A·x̄ + b, A = ε_σ·Σ̂_σ, b = ε_μ·Σ̂_μ, and its backward has the same
     shape, dx = G·(1 + A/σ) + u·x̄ + v, with u and v per sample and channel. On small networks the time goes into
