@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from fedfa.layers.ffa import FFA
+from fedfa.layers.randomness import Draws
 from fedfa.streams import Streams
 from fedfa.task import Batch
 
@@ -15,12 +16,13 @@ from fedfa.task import Batch
 class Augmentation:
     """No augmentation, and the interface of all: fields are settings, both methods default to nothing."""
 
-    def layer(self, channels: int) -> nn.Module | None:
-        """A layer to put after every convolutional stage, before the algorithm's own."""
+    def layer(self, channels: int, stage: int) -> nn.Module | None:
+        """A layer to put after a convolutional stage of the network (they count from 1), before the algorithm's own."""
         return None
 
-    def mix(self, batch: Batch, streams: Streams) -> Batch:
-        """What the step sees of a batch; labels may be mixed."""
+    def mix(self, batch: Batch, draws: Draws, streams: Streams) -> Batch:
+        """What the step sees of a batch. Labels may be mixed, also as the layers are about to mix features: `draws`
+        has what they were given for this step."""
         return batch
 
 
@@ -33,5 +35,5 @@ class DSU(Augmentation):
     p: float = 0.5
     eps: float = 1e-6
 
-    def layer(self, channels: int) -> nn.Module:
+    def layer(self, channels: int, stage: int) -> nn.Module:
         return FFA(channels, self.p, fusion="client", statistics="released", eps=self.eps)

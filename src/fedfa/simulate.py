@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -94,8 +95,11 @@ def build_model(
 ) -> nn.Module:
     """The network with its layers, initialised from the seed alone."""
 
+    stages = iter(sorted(set(config.network.get("stages") or ())) or itertools.count(1))
+
     def augment(channels: int) -> nn.Module:
-        layers = [made for made in (augmentation.layer(channels), algorithm.layer(channels)) if made is not None]
+        made = (augmentation.layer(channels, next(stages)), algorithm.layer(channels))
+        layers = [layer for layer in made if layer is not None]
         return layers[0] if len(layers) == 1 else nn.Sequential(*layers)
 
     with torch.random.fork_rng(devices=[]):

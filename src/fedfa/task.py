@@ -27,6 +27,11 @@ class Batch:
         return len(self.x)
 
 
+def shares(y: Tensor, classes: int) -> Tensor:
+    """Labels as shares of the classes, (B, classes, ...): of class numbers 0 and 1, of shares themselves."""
+    return y if y.is_floating_point() else F.one_hot(y, classes).movedim(-1, 1).float()
+
+
 class Task(ABC):
     """What a network is trained for."""
 
@@ -35,7 +40,8 @@ class Task(ABC):
 
     @abstractmethod
     def loss(self, output: Tensor, y: Tensor) -> Tensor:
-        """Mean loss of a batch."""
+        """Mean loss of a batch. `y` holds class numbers, or in floating point the share of every class, with the
+        classes in its second dimension as in `output`."""
 
     @abstractmethod
     def scores(self, output: Tensor, y: Tensor) -> Tensor:
@@ -78,11 +84,11 @@ class Segmentation(Task):
     def _dice_loss(self, output: Tensor, y: Tensor) -> Tensor:
         """1 − soft Dice over the whole batch, 2·Σpt/(Σp² + Σt²), averaged over classes."""
         p = output.softmax(1)
-        t = F.one_hot(y, output.shape[1]).movedim(-1, 1).to(p.dtype)
+        t = shares(y, output.shape[1]).to(p.dtype)
         first = self._first_class
         dims = (0, *range(2, output.dim()))
         both = (p * t).sum(dims)[first:]
-        either = (p.square() + t).sum(dims)[first:]  # t² = t
+        either = (p.square() + t.square()).sum(dims)[first:]
         return 1 - ((2 * both + DICE_SMOOTHING) / (either + DICE_SMOOTHING)).mean()
 
     def scores(self, output: Tensor, y: Tensor) -> Tensor:

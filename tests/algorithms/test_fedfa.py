@@ -215,7 +215,7 @@ class TestTraffic:
         assert not any("augments" in name for name in first_state(model, FedFA(), 2).model)
 
     def test_dsu_layers_are_not_fedfas(self) -> None:
-        model = LeNet(3, augment=lambda c: nn.Sequential(DSU().layer(c), FedFA().layer(c)))
+        model = LeNet(3, augment=lambda c: nn.Sequential(DSU().layer(c, 1), FedFA().layer(c)))
         assert set(FedFA().start(model)) == {f"augments.{i}.1.gamma_{s}" for i in (0, 1) for s in ("mean", "std")}
 
 

@@ -16,6 +16,7 @@ from fedfa.data.federation import ClientIndex, Federation
 from fedfa.engines.client import Client, Local
 from fedfa.engines.sequential import Sequential
 from fedfa.layers.ffa import FFA
+from fedfa.layers.randomness import Draws
 from fedfa.memory import Memory
 from fedfa.reduction import Reduced, Report
 from fedfa.server import Plan, Record, ServerState, Watcher, collect_shares, first_state, play_round
@@ -37,7 +38,7 @@ def federation() -> Federation:
 
 def network(algorithm: Algorithm, augmentation: Augmentation) -> nn.Module:
     torch.manual_seed(0)
-    layers = [layer for layer in (augmentation.layer(2), algorithm.layer(2)) if layer is not None]
+    layers = [layer for layer in (augmentation.layer(2, 1), algorithm.layer(2)) if layer is not None]
     return nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.ReLU(), *layers, nn.Flatten(), nn.Linear(8, 2))
 
 
@@ -78,10 +79,12 @@ class Variates(Algorithm):
         if not client.memory:
             client.memory.update({name: torch.zeros_like(value) for name, value in client.extras.items()})
 
-    def correct(self, client: Client) -> None:
+    def gradients(self, client: Client, batch: Batch) -> Tensor:
+        loss = super().gradients(client, batch)
         for name, parameter in client.model.named_parameters():
             assert parameter.grad is not None
             parameter.grad += client.extras[name] - client.memory[name]
+        return loss
 
     def end(self, client: Client) -> None:
         scale = 1 / (client.steps * client.rate)
@@ -308,7 +311,7 @@ class TestSteps:
             mu: float = 0.0
 
             def loss(self, client: Client, batch: Batch) -> Tensor:
-                distance = sum(((w - start) ** 2).sum() for w, start in client.anchors())
+                distance = sum(((w - start) ** 2).sum() for _, w, start in client.anchors())
                 return super().loss(client, batch) + self.mu / 2 * distance
 
         free, _ = play(Proximal(0.0), tmp_path / "a")
@@ -345,7 +348,7 @@ class TestAugmentation:
 
         @dataclass(frozen=True)
         class Mixed(Augmentation):
-            def mix(self, batch: Batch, streams: Streams) -> Batch:
+            def mix(self, batch: Batch, draws: Draws, streams: Streams) -> Batch:
                 other = torch.randperm(len(batch), generator=streams("mixup"))
                 share = torch.rand((), generator=streams("mixup"))
                 seen.append(share.item())
@@ -357,7 +360,7 @@ class TestAugmentation:
         assert not torch.equal(mixed.model["0.weight"], plain.model["0.weight"])
 
     def test_dsu_is_a_layer_before_the_algorithms_own(self, tmp_path: Path) -> None:
-        layer = DSU().layer(2)
+        layer = DSU().layer(2, 1)
         assert isinstance(layer, FFA) and (layer.fusion, layer.statistics) == ("client", "released")
         ours, _ = play(Algorithm(), tmp_path / "a", augmentation=DSU(p=1.0))
         off, _ = play(Algorithm(), tmp_path / "b", augmentation=DSU(p=0.0))

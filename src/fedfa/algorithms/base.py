@@ -85,19 +85,20 @@ class Algorithm:
         """The loss of one batch."""
         return client.task.batch_loss(client.model(self.inputs(batch.x, client.extras)), batch)
 
-    def correct(self, client: Client) -> None:
-        """Between backward and optimiser step, where gradients may be changed in place."""
-
-    def step(self, client: Client, batch: Batch) -> Tensor:
-        """One local step; returns the loss, detached."""
+    def gradients(self, client: Client, batch: Batch) -> Tensor:
+        """Put the gradient that the optimiser steps along into the parameters' `grad`; returns the loss, detached."""
         client.optimizer.zero_grad(set_to_none=True)
         loss = self.loss(client, batch)
         loss.backward()
-        self.correct(client)
+        return loss.detach()
+
+    def step(self, client: Client, batch: Batch) -> Tensor:
+        """One local step; returns the loss, detached."""
+        loss = self.gradients(client, batch)
         if client.local.clip:
             nn.utils.clip_grad_norm_(client.model.parameters(), client.local.clip)
         client.optimizer.step()
-        return loss.detach()
+        return loss
 
     def end(self, client: Client) -> None:
         """After a client's last step: what is to be remembered goes into `client.memory`."""

@@ -125,11 +125,11 @@ class Client:
         """The learning rate of this round."""
         return self.local.rate(self.round)
 
-    def anchors(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Every shared parameter beside its value in the server's model: (w, w_t)."""
+    def anchors(self) -> Iterator[tuple[str, nn.Parameter, Tensor]]:
+        """Every shared parameter beside its value in the server's model: (name, w, w_t)."""
         for name, kind in self.slot.kinds.items():
             if kind is Kind.PARAMETER and name in self.received:
-                yield self.model.get_parameter(name), self.received[name]
+                yield name, self.model.get_parameter(name), self.received[name]
 
 
 def batches(index: Tensor, local: Local, generator: torch.Generator) -> Iterator[Tensor]:
@@ -161,8 +161,8 @@ def train(client: Client, algorithm: Algorithm, weight: int) -> Update:
             torch.manual_seed(client.streams.seed("torch"))
             algorithm.begin(client)
             for index in batches(client.index.train, client.local, client.streams.host("order")):
-                batch = client.augmentation.mix(Batch(*client.federation.batch(index)), client.streams)
-                slot.draws.sample(len(batch), client.streams)
+                slot.draws.sample(len(index), client.streams)
+                batch = client.augmentation.mix(Batch(*client.federation.batch(index)), slot.draws, client.streams)
                 total += algorithm.step(client, batch) * len(batch)
                 client.steps += 1
                 samples += len(batch)

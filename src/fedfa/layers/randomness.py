@@ -49,6 +49,11 @@ class Draws:
             for layer, drawn in zip(layers, kind.sample(layers, batch, streams(kind.stream)), strict=True):
                 layer.drawn = drawn
 
+    def of(self, kind: type[RandomLayer]) -> list[Any]:
+        """What the layers of a class were given, in the order of the network: for who mixes labels as they mix
+        features."""
+        return [layer.drawn for layer in self._groups.get(kind, [])]
+
     def clear(self) -> None:
         """Let every layer draw for itself again."""
         for layers in self._groups.values():
