@@ -14,7 +14,7 @@ from fedfa.algorithms.base import Algorithm
 from fedfa.data.federation import Split
 from fedfa.engines.base import Engine, Refused, Score
 from fedfa.engines.client import Broadcast
-from fedfa.reduction import BadUpdate, Reduction, Update
+from fedfa.reduction import BadUpdate, Reduction, Report, Update, check
 from fedfa.state import ServerState, entries, size_in_bytes
 from fedfa.streams import generator
 
@@ -24,6 +24,9 @@ class Watcher:
 
     def run_started(self, run: Any, round: int) -> None:
         """A :class:`fedfa.Run` begins, or goes on after the given round."""
+
+    def noticed(self, line: str) -> None:
+        """Something that whoever started the run should know."""
 
     def round_started(self, round: int, clients: Sequence[str]) -> None: ...
 
@@ -73,7 +76,7 @@ class Record:
     refused: Mapping[str, str] = field(default_factory=dict)
     """Clients whose update was left out, and why."""
     bytes_down: int = 0
-    """Sent to each client."""
+    """Sent to each client; what never changes is counted in the first round."""
     bytes_up: int = 0
     """Sent by each client."""
     val: Evaluation | None = None
@@ -110,17 +113,26 @@ def first_state(model: nn.Module, algorithm: Algorithm, population: int) -> Serv
     return ServerState(0, population, shared, algorithm.start(model))
 
 
-def collect_shares(server: ServerState, algorithm: Algorithm, engine: Engine, plan: Plan) -> ServerState:
-    """Before the first round: what every client gives away once, if the algorithm asks for it."""
+def collect_shares(
+    server: ServerState, algorithm: Algorithm, engine: Engine, plan: Plan, watcher: Watcher | None = None
+) -> ServerState:
+    """Before the first round: what every client gives away once, if the algorithm asks for it. Clients that have
+    nothing to give are passed over, bad shares are left out."""
     if not algorithm.shares:
         return server
     reduction = Reduction({})
     gathered: dict[str, list[Tensor]] = {}
     for name, share in engine.share(Broadcast(0, server.model, algorithm.broadcast(server)), plan.clients):
-        reduction.add(Update(name, 1, {}, share.report))
-        for key, tensor in share.gathered.items():
-            gathered.setdefault(key, []).append(tensor)
-    return algorithm.receive(server, reduction.result(), gathered)
+        if not (share.report.means or share.report.spreads or share.gathered):
+            continue
+        given = Report({**share.report.means, **share.gathered}, share.report.spreads)
+        reason = _refusal(name, given) or _added(reduction, Update(name, 1, {}, share.report))
+        if reason is not None and watcher is not None:
+            watcher.noticed(f"what {name} shares is left out: {reason}")
+        if reason is None:
+            for key, tensor in share.gathered.items():
+                gathered.setdefault(key, []).append(tensor)
+    return algorithm.receive(server, reduction.result(), gathered) if reduction.clients else server
 
 
 def play_round(
@@ -148,12 +160,13 @@ def play_round(
         server = algorithm.aggregate(server, reduced)
         server = replace(server, centres={name: across.mean for name, across in reduced.spreads.items()})
     server = replace(server, round=round)
+    sent = {name: t for name, t in broadcast.extras.items() if round == 1 or name not in algorithm.constants}
     record = Record(
         round=round,
         clients=chosen,
         loss=float(torch.stack(losses).mean()) if losses else None,
         refused=refused,
-        bytes_down=size_in_bytes(broadcast.model) + size_in_bytes(broadcast.extras),
+        bytes_down=size_in_bytes(broadcast.model) + size_in_bytes(sent),
         bytes_up=bytes_up,
     )
     if round % plan.evaluate_every == 0 or round == plan.rounds:
@@ -184,6 +197,15 @@ def evaluate(server: ServerState, algorithm: Algorithm, engine: Engine, plan: Pl
         if seen:
             found[split] = Evaluation(scores, _mean(seen), _mean(unseen) if unseen else None)
     return found
+
+
+def _refusal(client: str, report: Report) -> str | None:
+    """Why a report must not be used, if so."""
+    try:
+        check(Update(client, 1, {}, report), {})
+    except BadUpdate as bad:
+        return str(bad)
+    return None
 
 
 def _added(reduction: Reduction, update: Update) -> str | None:

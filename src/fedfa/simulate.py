@@ -80,14 +80,17 @@ class Parts:
             raise UserError(str(error)) from None
         algorithm: Algorithm = config.build("algorithm")
         augmentation: Augmentation = config.build("augmentation")
-        return cls(
-            federation=federation,
-            task=Segmentation(config.dice) if federation.task == "segmentation" else Classification(),
-            algorithm=algorithm,
-            augmentation=augmentation,
-            model=build_model(config, federation, algorithm, augmentation),
-            plan=build_plan(config, federation),
-        )
+        model = build_model(config, federation, algorithm, augmentation)
+        plan = build_plan(config, federation)
+        objection = algorithm.objection(model, local_settings(config), plan.held_out)
+        if objection is not None:
+            raise UserError(objection)
+        task = Segmentation(config.dice) if federation.task == "segmentation" else Classification()
+        return cls(federation, task, algorithm, augmentation, model, plan)
+
+
+def local_settings(config: Experiment) -> Local:
+    return Local(**{name: getattr(config, name) for name in Local.__dataclass_fields__})
 
 
 def build_model(
@@ -96,16 +99,22 @@ def build_model(
     """The network with its layers, initialised from the seed alone."""
 
     stages = iter(sorted(set(config.network.get("stages") or ())) or itertools.count(1))
+    placed: list[bool] = []
 
     def augment(channels: int) -> nn.Module:
-        made = (augmentation.layer(channels, next(stages)), algorithm.layer(channels))
-        layers = [layer for layer in made if layer is not None]
+        own = augmentation.layer(channels, next(stages))
+        placed.append(own is not None)
+        layers = [layer for layer in (own, algorithm.layer(channels)) if layer is not None]
         return layers[0] if len(layers) == 1 else nn.Sequential(*layers)
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive(config.seed, "initialisation"))
         model: nn.Module = config.build(
             "network", num_classes=len(federation.classes), in_channels=federation.channels, augment=augment
+        )
+    if type(augmentation).layer is not Augmentation.layer and not any(placed):
+        raise UserError(
+            f"augmentation {config.augmentation['name']!r} follows no stage that network {config.network['name']!r} has"
         )
     x, _ = federation.batch(next(iter(federation.clients.values())).train[:2])
     with torch.no_grad():
@@ -158,6 +167,7 @@ def facts(config: Experiment, parts: Parts, device: torch.device) -> dict[str, A
         "device": str(device),
         "hardware": torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
         "metric": parts.task.metric,
+        "notices": parts.algorithm.notices(parts.model),
         "parameters": sum(parameter.numel() for parameter in parts.model.parameters()),
         "samples": {name: [len(index.of(s)) for s in ("train", "val", "test")] for name, index in clients.items()},
     }
@@ -175,7 +185,7 @@ def play(run: Run, watcher: Watcher | None = None, parts: Parts | None = None) -
         parts.federation,
         parts.task,
         parts.algorithm,
-        Local(**{name: getattr(config, name) for name in Local.__dataclass_fields__}),
+        local_settings(config),
         memory,
         config.seed,
         config.weighting,
@@ -196,7 +206,6 @@ def _play(run: Run, watcher: Watcher, parts: Parts, engine: Engine, memory: Memo
     latest = run.latest()
     if latest is None:
         server, best = first_state(parts.model, parts.algorithm, len(plan.clients)).to(device), None
-        server = collect_shares(server, parts.algorithm, engine, plan)
     else:
         server, best = latest[0].to(device), latest[1]
     if run.metrics:
@@ -206,6 +215,10 @@ def _play(run: Run, watcher: Watcher, parts: Parts, engine: Engine, memory: Memo
     memory.restarts = run.restarts()
     started = time.perf_counter()
     watcher.run_started(run, server.round)
+    for line in run.provenance.get("notices", ()):
+        watcher.noticed(line)
+    if latest is None:
+        server = collect_shares(server, parts.algorithm, engine, plan, watcher)
     try:
         while server.round < plan.rounds:
             clock = time.perf_counter()

@@ -48,6 +48,17 @@ def ffa_layers(model: nn.Module) -> Iterator[tuple[str, FFA]]:
     return ((path, module) for path, module in model.named_modules() if isinstance(module, FFA))
 
 
+def zeros_for_parameters(model: nn.Module, prefix: str) -> dict[str, Tensor]:
+    """A tensor of zeros for each parameter, named ``prefix/parameter``: what server optimisers start from."""
+    names = [name for name, kind in entries(model).items() if kind is Kind.PARAMETER]
+    return {f"{prefix}/{name}": torch.zeros_like(model.get_parameter(name), requires_grad=False) for name in names}
+
+
+def group(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """The tensors named ``prefix/…``, by what follows."""
+    return {name.removeprefix(f"{prefix}/"): t for name, t in tensors.items() if name.startswith(f"{prefix}/")}
+
+
 def size_in_bytes(tensors: Mapping[str, Tensor]) -> int:
     """What the tensors take on the wire."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())

@@ -27,7 +27,7 @@ class Batch:
         return len(self.x)
 
 
-def shares(y: Tensor, classes: int) -> Tensor:
+def class_shares(y: Tensor, classes: int) -> Tensor:
     """Labels as shares of the classes, (B, classes, ...): of class numbers 0 and 1, of shares themselves."""
     return y if y.is_floating_point() else F.one_hot(y, classes).movedim(-1, 1).float()
 
@@ -84,7 +84,7 @@ class Segmentation(Task):
     def _dice_loss(self, output: Tensor, y: Tensor) -> Tensor:
         """1 − soft Dice over the whole batch, 2·Σpt/(Σp² + Σt²), averaged over classes."""
         p = output.softmax(1)
-        t = shares(y, output.shape[1]).to(p.dtype)
+        t = class_shares(y, output.shape[1]).to(p.dtype)
         first = self._first_class
         dims = (0, *range(2, output.dim()))
         both = (p * t).sum(dims)[first:]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar
 
@@ -13,7 +14,7 @@ from fedfa.state import ServerState
 from fedfa.task import Batch
 
 if TYPE_CHECKING:
-    from fedfa.engines.client import Client
+    from fedfa.engines.client import Client, Local
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,20 @@ class Share:
     """Tensors that the server gets the mean (or the variance) of."""
     gathered: Mapping[str, Tensor] = field(default_factory=dict)
     """Tensors that the server gets one by one: the only thing that is not a sum (FedMix's averaged samples)."""
+
+
+def at_least(low: float, **settings: float) -> None:
+    """Refuse settings below `low`, or not finite."""
+    for name, value in settings.items():
+        if not low <= value < math.inf:
+            raise ValueError(f"{name} is a number from {low} on, not {value}")
+
+
+def fraction(**settings: float) -> None:
+    """Refuse settings outside [0, 1)."""
+    for name, value in settings.items():
+        if not 0 <= value < 1:
+            raise ValueError(f"{name} is between 0 and 1 (1 excluded), not {value}")
 
 
 @dataclass(frozen=True)
@@ -37,6 +52,19 @@ class Algorithm:
 
     shares: ClassVar[bool] = False
     """Whether :meth:`share` is asked for before the first round."""
+
+    constants: ClassVar[frozenset[str]] = frozenset()
+    """Names of broadcast tensors that never change after the first round: each client need be sent them once."""
+
+    # Before anything runs
+
+    def objection(self, model: nn.Module, local: Local, held_out: Sequence[str]) -> str | None:
+        """Why this cannot run with a network, settings of local training and clients held out, in a line."""
+        return None
+
+    def notices(self, model: nn.Module) -> list[str]:
+        """What whoever starts a run should know: what leaves the clients besides models, what has no effect here."""
+        return []
 
     # The network and the server's own tensors
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -130,6 +131,20 @@ class Client:
         for name, kind in self.slot.kinds.items():
             if kind is Kind.PARAMETER and name in self.received:
                 yield name, self.model.get_parameter(name), self.received[name]
+
+    @torch.no_grad()
+    def add_to_gradients(self, term: Callable[[str, Tensor, Tensor], Tensor]) -> None:
+        """Add term(name, w, w_t) to the gradient of every shared parameter that has one."""
+        for name, parameter, start in self.anchors():
+            if parameter.grad is not None:
+                parameter.grad += term(name, parameter, start)
+
+    @contextmanager
+    def rewound(self) -> Iterator[None]:
+        """What is drawn in here from torch's global generator (Dropout) is drawn again after it: for the first of
+        two passes over a batch. The draws of random layers stay as they are for the whole step."""
+        with torch.random.fork_rng(_devices(self)):
+            yield
 
 
 def batches(index: Tensor, local: Local, generator: torch.Generator) -> Iterator[Tensor]:

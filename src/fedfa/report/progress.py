@@ -65,6 +65,9 @@ class _Screen(Watcher):
     def run_started(self, run: Run, round: int) -> None:
         self.run = run
 
+    def noticed(self, line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+
 
 class Silent(_Screen):
     """Nothing but the result."""
