@@ -75,7 +75,7 @@ def test_a_wrong_key_or_value(tiny: dict[str, Any], key: str, value: Any, line: 
         ({"network": "lennet"}, "no network is named 'lennet'; did you mean 'lenet'?"),
         ({"source": "digits-site"}, "no source is named 'digits-site'; did you mean 'digit-sites'?"),
         ({"augmentation": "dus"}, "no augmentation is named 'dus'; did you mean 'dsu'?"),
-        ({"algorithm": "xyzzy"}, "no algorithm is named 'xyzzy'; known are fedavg, fedfa,"),
+        ({"algorithm": "xyzzy"}, "no algorithm is named 'xyzzy'; known are fedavg, fedavgm,"),
         ({"algorithm": 5}, "algorithm is a name or a table with a name, not 5"),
         ({"algorithm": {"p": 0.3}}, "algorithm is a name or a table with a name, not {'p': 0.3}"),
         ({"algorithm": {"name": 3}}, "algorithm is a name or a table with a name, not {'name': 3}"),
@@ -392,7 +392,7 @@ def own(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Any], None]:
     def own(name: str, target: Any) -> None:
         registry = fedfa.NETWORKS
         monkeypatch.setattr(registry, "_targets", {**registry._targets, name: target})
-        monkeypatch.setattr(registry, "lines", {**registry.lines, name: "for a test"})
+        monkeypatch.setattr(registry, "_lines", {**registry.lines, name: "for a test"})
 
     return own
 

@@ -93,8 +93,16 @@ def resume(run: Annotated[Path, typer.Argument(help="The run's folder.")], quiet
 
 @app.command("list")
 @user_errors
-def list_names() -> None:
+def list_names(
+    matrix: Annotated[bool, typer.Option("--matrix", help="Which of them go together, and why others do not.")] = False,
+) -> None:
     """List algorithms, networks, sources, augmentations and built-in experiments."""
+    if matrix:
+        from fedfa.matrix import matrix as combinations
+        from fedfa.matrix import tables
+
+        print("\n".join(tables(combinations())))
+        return
     from fedfa.experiment import REGISTRIES, builtin_experiments
     from fedfa.report.console import console
 

@@ -27,7 +27,7 @@ class Report:
     """What a client tells the server besides its model. Every client weighs the same here."""
 
     means: Mapping[str, Tensor] = field(default_factory=dict)
-    """Tensors whose mean over clients the server gets."""
+    """Tensors whose mean over clients the server gets; of integers, rounded towards 0."""
     spreads: Mapping[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
     """Tensors whose mean and variance over clients the server gets, each with a weight of 0 or 1 (an integer
     scalar): with 0 the client is left out of that tensor."""

@@ -19,7 +19,7 @@ from fedfa.engines.base import Engine
 from fedfa.engines.client import Local
 from fedfa.engines.sequential import Sequential
 from fedfa.errors import UserError
-from fedfa.experiment import Experiment, load
+from fedfa.experiment import REGISTRIES, Experiment, load
 from fedfa.memory import Memory
 from fedfa.registry import nearest
 from fedfa.runs import Run, clear, find_run, held
@@ -96,8 +96,25 @@ def local_settings(config: Experiment) -> Local:
 def build_model(
     config: Experiment, federation: Federation, algorithm: Algorithm, augmentation: Augmentation
 ) -> nn.Module:
-    """The network with its layers, initialised from the seed alone."""
+    """:func:`make_network`, tried on two samples."""
+    model = make_network(config, federation, algorithm, augmentation)
+    x, _ = federation.batch(next(iter(federation.clients.values())).train[:2])
+    with torch.no_grad():
+        try:
+            output = model.eval()(x)
+        except (RuntimeError, ValueError) as error:
+            raise UserError(f"network {config.network['name']!r} does not take {federation.name}: {error}") from None
+    if output.dim() != (4 if federation.task == "segmentation" else 2):
+        raise UserError(
+            f"network {config.network['name']!r} puts out {tuple(output.shape)}, which is not for {federation.task}"
+        )
+    return model
 
+
+def make_network(
+    config: Experiment, federation: Federation, algorithm: Algorithm, augmentation: Augmentation
+) -> nn.Module:
+    """The network with its layers, initialised from the seed alone."""
     stages = iter(sorted(set(config.network.get("stages") or ())) or itertools.count(1))
     placed: list[bool] = []
 
@@ -115,16 +132,6 @@ def build_model(
     if type(augmentation).layer is not Augmentation.layer and not any(placed):
         raise UserError(
             f"augmentation {config.augmentation['name']!r} follows no stage that network {config.network['name']!r} has"
-        )
-    x, _ = federation.batch(next(iter(federation.clients.values())).train[:2])
-    with torch.no_grad():
-        try:
-            output = model.eval()(x)
-        except (RuntimeError, ValueError) as error:
-            raise UserError(f"network {config.network['name']!r} does not take {federation.name}: {error}") from None
-    if output.dim() != (4 if federation.task == "segmentation" else 2):
-        raise UserError(
-            f"network {config.network['name']!r} puts out {tuple(output.shape)}, which is not for {federation.task}"
         )
     return model
 
@@ -167,9 +174,20 @@ def facts(config: Experiment, parts: Parts, device: torch.device) -> dict[str, A
         "device": str(device),
         "hardware": torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
         "metric": parts.task.metric,
+        "plugins": plugins(config),
         "notices": parts.algorithm.notices(parts.model),
         "parameters": sum(parameter.numel() for parameter in parts.model.parameters()),
         "samples": {name: [len(index.of(s)) for s in ("train", "val", "test")] for name, index in clients.items()},
+    }
+
+
+def plugins(config: Experiment) -> dict[str, str]:
+    """Which of the experiment's components come from other packages, and from which versions."""
+    named = {kind: getattr(config, kind)["name"] for kind in REGISTRIES}
+    return {
+        f"{kind} {name}": REGISTRIES[kind].packages[name]
+        for kind, name in named.items()
+        if name in REGISTRIES[kind].packages
     }
 
 

@@ -50,7 +50,7 @@ class FedBN(Algorithm):
 
     def start(self, model: nn.Module) -> dict[str, Tensor]:
         own = self.private(model) if self.share_average else frozenset()
-        return {n: t.detach().clone() for n, t in model.state_dict().items() if n in own and t.is_floating_point()}
+        return {name: tensor.detach().clone() for name, tensor in model.state_dict().items() if name in own}
 
     def broadcast(self, server: ServerState) -> dict[str, Tensor]:
         return dict(server.memory)

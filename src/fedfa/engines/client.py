@@ -135,9 +135,11 @@ class Client:
     @torch.no_grad()
     def add_to_gradients(self, term: Callable[[str, Tensor, Tensor], Tensor]) -> None:
         """Add term(name, w, w_t) to the gradient of every shared parameter that has one."""
+        done: set[int] = set()  # a weight with two names has one gradient
         for name, parameter, start in self.anchors():
-            if parameter.grad is not None:
+            if parameter.grad is not None and id(parameter) not in done:
                 parameter.grad += term(name, parameter, start)
+                done.add(id(parameter))
 
     @contextmanager
     def rewound(self) -> Iterator[None]:

@@ -12,14 +12,14 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from fedfa.nets.stages import Augment, augment_layers
+from fedfa.nets.stages import Augment, augment_layers, scaled
 
 
 class AlexNet(nn.Module):
     """Five convolutional stages and three fully connected layers, for images of 63 pixels a side or more.
 
     `augment` makes the layer that follows each of the `stages` (from 1; None: all), after the pool where the
-    stage ends in one.
+    stage ends in one. `width` times as many channels as in the paper's table are in each layer.
     """
 
     stage_channels: ClassVar[tuple[int, ...]] = (64, 192, 384, 256, 256)
@@ -30,29 +30,33 @@ class AlexNet(nn.Module):
         in_channels: int = 3,
         augment: Augment | None = None,
         stages: Sequence[int] | None = None,
+        width: float = 1.0,
     ) -> None:
         super().__init__()
+        channels = scaled(self.stage_channels, width)
+        (hidden,) = scaled((1024,), width)
+        first, second, third, fourth, last = channels
         self.features = nn.ModuleList(
             [
-                _stage(in_channels, 64, kernel=11, stride=4, padding=2, pool=True),
-                _stage(64, 192, kernel=5, padding=2, pool=True),
-                _stage(192, 384, kernel=3, padding=1),
-                _stage(384, 256, kernel=3, padding=1),
-                _stage(256, 256, kernel=3, padding=1, pool=True),
+                _stage(in_channels, first, kernel=11, stride=4, padding=2, pool=True),
+                _stage(first, second, kernel=5, padding=2, pool=True),
+                _stage(second, third, kernel=3, padding=1),
+                _stage(third, fourth, kernel=3, padding=1),
+                _stage(fourth, last, kernel=3, padding=1, pool=True),
             ]
         )
         self.classifier = nn.Sequential(
             nn.AdaptiveAvgPool2d(6),
             nn.Flatten(),
-            nn.Linear(256 * 6 * 6, 1024),
-            nn.BatchNorm1d(1024),
+            nn.Linear(last * 6 * 6, hidden),
+            nn.BatchNorm1d(hidden),
             nn.ReLU(inplace=True),
-            nn.Linear(1024, 1024),
-            nn.BatchNorm1d(1024),
+            nn.Linear(hidden, hidden),
+            nn.BatchNorm1d(hidden),
             nn.ReLU(inplace=True),
-            nn.Linear(1024, num_classes),
+            nn.Linear(hidden, num_classes),
         )
-        self.augments = nn.ModuleList(augment_layers(self.stage_channels, augment, stages))
+        self.augments = nn.ModuleList(augment_layers(channels, augment, stages))
 
     def forward(self, x: Tensor) -> Tensor:
         for stage, augment in zip(self.features, self.augments, strict=True):

@@ -13,7 +13,7 @@ from typing import ClassVar, Literal, get_args
 
 from torch import Tensor, nn
 
-from fedfa.nets.stages import Augment, augment_layers
+from fedfa.nets.stages import Augment, augment_layers, scaled
 
 Stem = Literal["cifar", "imagenet"]
 
@@ -23,7 +23,8 @@ class ResNet18(nn.Module):
 
     `augment` makes the layer that follows each of the `stages` (from 1; None: all), after its second block; the
     stem is not a stage. `stem` is ``cifar`` for small images or ``imagenet`` (7×7, stride 2, then a 3×3 max pool).
-    Where `augment` brings buffers of its own, pretrained weights load with `load_state_dict(weights, strict=False)`.
+    `width` times as many channels as usual are in each layer. Where `augment` brings buffers of its own, pretrained
+    weights load with `load_state_dict(weights, strict=False)`.
     """
 
     stage_channels: ClassVar[tuple[int, ...]] = (64, 128, 256, 512)
@@ -35,27 +36,30 @@ class ResNet18(nn.Module):
         augment: Augment | None = None,
         stages: Sequence[int] | None = None,
         stem: Stem = "cifar",
+        width: float = 1.0,
     ) -> None:
         super().__init__()
         if stem not in get_args(Stem):
             raise ValueError(f"stem is one of {', '.join(get_args(Stem))}, not {stem!r}")
+        channels = scaled(self.stage_channels, width)
+        first, second, third, last = channels
         if stem == "imagenet":
-            self.conv1 = nn.Conv2d(in_channels, 64, 7, stride=2, padding=3, bias=False)
+            self.conv1 = nn.Conv2d(in_channels, first, 7, stride=2, padding=3, bias=False)
         else:
-            self.conv1 = nn.Conv2d(in_channels, 64, 3, padding=1, bias=False)
-        self.bn1 = nn.BatchNorm2d(64)
+            self.conv1 = nn.Conv2d(in_channels, first, 3, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(first)
         self.relu = nn.ReLU(inplace=True)
         self.maxpool = nn.MaxPool2d(3, 2, padding=1) if stem == "imagenet" else nn.Identity()
-        self.layer1 = _stage(64, 64, stride=1)
-        self.layer2 = _stage(64, 128, stride=2)
-        self.layer3 = _stage(128, 256, stride=2)
-        self.layer4 = _stage(256, 512, stride=2)
+        self.layer1 = _stage(first, first, stride=1)
+        self.layer2 = _stage(first, second, stride=2)
+        self.layer3 = _stage(second, third, stride=2)
+        self.layer4 = _stage(third, last, stride=2)
         self.avgpool = nn.AdaptiveAvgPool2d(1)
-        self.fc = nn.Linear(512, num_classes)
+        self.fc = nn.Linear(last, num_classes)
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-        self.augments = nn.ModuleList(augment_layers(self.stage_channels, augment, stages))
+        self.augments = nn.ModuleList(augment_layers(channels, augment, stages))
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.maxpool(self.relu(self.bn1(self.conv1(x))))

@@ -10,6 +10,17 @@ Augment = Callable[[int], nn.Module]
 """Makes the layer that augments features of so many channels, such as :class:`fedfa.layers.ffa.FFA`."""
 
 
+def scaled(channels: Sequence[int], width: float) -> tuple[int, ...]:
+    """Numbers of channels, times `width`: a network for small machines has the same stages and less in them.
+
+    >>> scaled((64, 192), 0.25)
+    (16, 48)
+    """
+    if not 0 < width < float("inf"):
+        raise ValueError(f"width is above 0, not {width}")
+    return tuple(max(1, round(count * width)) for count in channels)
+
+
 def augment_layers(
     channels: Sequence[int], augment: Augment | None, stages: Sequence[int] | None = None
 ) -> list[nn.Module]:

@@ -16,14 +16,15 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from fedfa.nets.stages import Augment, augment_layers
+from fedfa.nets.stages import Augment, augment_layers, scaled
 
 
 class UNet(nn.Module):
     """Four encoder stages, a bottleneck (stage 5) and four decoder blocks; one logit per class and pixel.
 
     `augment` makes the layer that follows each of the `stages` (from 1; None: all): after the pools of stages 1 to
-    4 and after the bottleneck. The sides of the images are multiples of 16.
+    4 and after the bottleneck. `width` times as many channels as in the paper's table are in each block. The sides of
+    the images are multiples of 16.
     """
 
     stage_channels: ClassVar[tuple[int, ...]] = (32, 64, 128, 256, 512)
@@ -34,9 +35,10 @@ class UNet(nn.Module):
         in_channels: int = 3,
         augment: Augment | None = None,
         stages: Sequence[int] | None = None,
+        width: float = 1.0,
     ) -> None:
         super().__init__()
-        widths = self.stage_channels
+        widths = scaled(self.stage_channels, width)
         pools = len(widths) - 1
         upwards = list(pairwise(reversed(widths)))
         self.encoders = nn.ModuleList([_block(low, high) for low, high in pairwise((in_channels, *widths))])
