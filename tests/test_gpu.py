@@ -10,8 +10,15 @@ import torch
 from torch import Tensor, nn
 
 import fedfa
+from fedfa.augmentation import Augmentation, CutMix, ManifoldMixup, MixStyle, Mixup, MoEx
 from fedfa.layers.ffa import FFA, Drawn, Spread, augment, augment_reference
+from fedfa.layers.mixing import interpolate, symmetric_beta
+from fedfa.layers.mixstyle import mix_style
+from fedfa.layers.moex import exchange_moments
+from fedfa.layers.randomness import Draws
 from fedfa.nets import AlexNet
+from fedfa.streams import Streams
+from fedfa.task import Batch, Classification
 
 pytestmark = [
     pytest.mark.gpu,
@@ -160,3 +167,151 @@ def test_the_same_batches_as_on_the_cpu(tmp_path: Path) -> None:
         for device in ("cpu", "cuda")
     ]
     assert losses[0] == pytest.approx(losses[1], rel=2e-3)
+
+
+MIXING: dict[str, Augmentation] = {
+    "mixup": Mixup(),
+    "cutmix": CutMix(),
+    "manifold-mixup": ManifoldMixup(),
+    "mixstyle": MixStyle(),
+    "moex": MoEx(lam=0.75),
+}
+
+
+def expected(name: str, x: Tensor, drawn: list[tuple[Tensor, ...]]) -> list[Tensor]:
+    """What each layer makes of `x`, on the CPU, from draws that were made on the GPU."""
+    draws = [[tensor.cpu() for tensor in own] for own in drawn]
+    if name == "manifold-mixup":
+        return [interpolate(x, partner, share) if here else x for here, share, partner in draws]
+    if name == "mixstyle":
+        return [mix_style(x, partner, share) for share, partner in draws]
+    return [exchange_moments(x, partner) if gate else x for gate, partner in draws]
+
+
+@pytest.mark.parametrize("name", MIXING)
+def test_a_captured_augmentation_draws_anew_and_mixes_labels_alike(name: str) -> None:
+    augmentation, batch = MIXING[name], 8
+    made = [augmentation.layer(4, stage) for stage in (1, 2)]
+    layers = nn.ModuleList([layer for layer in made if layer is not None])
+    draws, streams = Draws(layers), Streams(0, 1, "a", "cuda")
+    x = normal(batch, 4, 6, 6)
+    given = Batch(x.cuda(), torch.arange(batch).cuda())
+
+    def step() -> tuple[Batch, list[Tensor]]:
+        draws.sample(batch, streams)
+        return augmentation.mix(given, draws, streams), [layer(given.x) for layer in layers]
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    graph.register_generator_state(streams(name))
+    with torch.cuda.graph(graph):
+        mixed, outs = step()
+    changed, seen = 0, set()
+    for _ in range(60):
+        graph.replay()
+        drawn = [layer.drawn for layer in layers]
+        for out, wanted in zip(outs, expected(name, x, drawn), strict=True):
+            torch.testing.assert_close(out.cpu(), wanted, atol=1e-4, rtol=1e-4)
+        places = [mixed.x, *outs]
+        changed += any(not torch.equal(place, given.x) for place in places)
+        seen.add(tuple(torch.stack(places).square().sum((2, 3, 4)).flatten().tolist()))
+        if mixed.partner is None or mixed.share is None:
+            assert name == "mixstyle"
+            continue
+        partner, share = mixed.partner.cpu(), mixed.share.cpu()
+        assert sorted(partner.tolist()) == list(range(batch))
+        if name == "mixup":
+            torch.testing.assert_close(mixed.x.cpu(), interpolate(x, partner, share))
+        elif name == "cutmix":
+            own, other = (mixed.x.cpu() == x), (mixed.x.cpu() == x[partner])
+            assert (own | other).all()
+            kept = own.float().mean((1, 2, 3))[partner != torch.arange(batch)]
+            torch.testing.assert_close(kept, share.expand_as(kept))
+        elif name == "manifold-mixup":
+            assert sum(not torch.equal(place, given.x) for place in places) == 1
+            assert all(torch.equal(partner, own.partner.cpu()) and share == own.share.cpu() for own in drawn)
+        else:
+            assert torch.equal(partner, drawn[0].partner.cpu()) and share == (0.75 if drawn[0].gate else 1)
+    assert 15 < changed <= 60 and len(seen) > 15, "every replay draws anew"
+
+
+@pytest.mark.parametrize("name", MIXING)
+def test_a_captured_step_with_mixed_labels_trains(name: str) -> None:
+    """Sampling, mixing, forward, backward and update in one graph, in bfloat16, beside FFA."""
+    augmentation = MIXING[name]
+    torch.manual_seed(0)
+    stages = iter(range(1, 6))
+
+    def layers(channels: int) -> nn.Module:
+        own = augmentation.layer(channels, next(stages))
+        return nn.Sequential(own, FFA(channels)) if own is not None else FFA(channels)
+
+    model = AlexNet(10, augment=layers).cuda()
+    draws, streams = Draws(model), Streams(0, 1, "a", "cuda")
+    given = Batch(torch.rand(8, 3, 96, 96, device="cuda"), torch.arange(8, device="cuda"))
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+
+    def step() -> Tensor:
+        draws.sample(8, streams)
+        batch = augmentation.mix(given, draws, streams)
+        optimizer.zero_grad(set_to_none=True)
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            loss = Classification().batch_loss(model(batch.x), batch)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    for own in {name, "ffa"}:
+        graph.register_generator_state(streams(own))
+    with torch.cuda.graph(graph):
+        loss = step()
+    losses = []
+    for _ in range(60):
+        graph.replay()
+        losses.append(loss.item())
+    assert all(torch.isfinite(p).all() for p in model.parameters())
+    assert sum(losses[-20:]) < sum(losses[:20])
+
+
+def test_beta_on_the_gpu() -> None:
+    """Mean 1/2 and variance 1/(4·(2α + 1)), never outside of 0–1."""
+    generator = torch.Generator("cuda").manual_seed(0)
+    for alpha in (0.1, 1.0, 2.0):
+        draws = symmetric_beta(alpha, (200_000,), generator, torch.device("cuda")).double()
+        assert torch.isfinite(draws).all() and draws.min() >= 0 and draws.max() <= 1
+        assert abs(draws.mean().item() - 0.5) < 5e-3
+        assert draws.var().item() == pytest.approx(1 / (4 * (2 * alpha + 1)), rel=0.01)
+
+
+@pytest.mark.parametrize("name", ["manifold-mixup", "mixstyle", "moex"])
+def test_mixing_layers_compile_whole(name: str) -> None:
+    layer = MIXING[name].layer(8, 1)
+    assert layer is not None
+    layer.cuda()
+    Draws(layer).sample(8, Streams(0, 1, "a", "cuda"))
+    compiled = torch.compile(copy.deepcopy(layer), fullgraph=True)
+    x, outs = normal(8, 8, 16, 16).cuda(), []
+    for module in (layer, compiled):
+        y = x.clone().requires_grad_()
+        out = module(y)
+        out.square().sum().backward()
+        outs.append((out.detach(), y.grad))
+    torch.testing.assert_close(outs[0], outs[1], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", MIXING)
+def test_augmentations_in_a_run(tmp_path: Path, name: str) -> None:
+    for experiment in ("digit-sites", "phantom-sites"):
+        run = fedfa.run(experiment, root=tmp_path, device="cuda", algorithm="fedfa", augmentation=name, rounds=1)
+        assert not run.metrics[-1]["refused"]

@@ -55,5 +55,10 @@ AUGMENTATIONS: Registry[Callable[..., Augmentation]] = Registry(
     {
         "none": ("fedfa.augmentation:Augmentation", "no augmentation besides the algorithm's own"),
         "dsu": ("fedfa.augmentation:DSU", "channel statistics drawn around themselves, without the federation"),
+        "mixup": ("fedfa.augmentation:Mixup", "images and labels mixed with another sample's"),
+        "cutmix": ("fedfa.augmentation:CutMix", "a box of another sample's image, and of its mask or label"),
+        "manifold-mixup": ("fedfa.augmentation:ManifoldMixup", "mixup of the images or of one stage's features"),
+        "mixstyle": ("fedfa.augmentation:MixStyle", "channel statistics mixed with another sample's, labels kept"),
+        "moex": ("fedfa.augmentation:MoEx", "moments over channels swapped with another sample's, labels mixed"),
     },
 )

@@ -85,7 +85,7 @@ def channel_statistics(x: Tensor, eps: float = 1e-6, unbiased: bool = False) -> 
 
     ``σ = √(var + eps)`` is the one place where eps enters, so that σ can be divided by.
     """
-    flat = _wide(x).flatten(2)
+    flat = widen(x).flatten(2)
     mean = flat.mean(2)
     count = flat.shape[2]
     square = (flat - mean.unsqueeze(2)).square().sum(2)
@@ -110,7 +110,7 @@ def augment_reference(
     if gate is not None:
         # `where`, not a product: a closed gate must stop a NaN gradient too, and 0·∞ does not.
         shift = torch.where(gate, shift, torch.zeros_like(shift))
-    wide = _wide(x)
+    wide = widen(x)
     b, a = _spatial(shift[0], x), _spatial(shift[1] / std, x)
     out = wide + a * (wide - _spatial(mean, x)) + b
     return out.to(x.dtype), statistics.detach().mean(1)
@@ -167,7 +167,7 @@ class _Augment(torch.autograd.Function):
         eps: float,
         unbiased: bool,
     ) -> tuple[Tensor, Tensor]:
-        wide = _wide(x)
+        wide = widen(x)
         batch, channels = x.shape[:2]
         shape = (batch, channels) + (1,) * (x.dim() - 2)
         pixels = math.prod(x.shape[2:])
@@ -207,7 +207,7 @@ class _Augment(torch.autograd.Function):
             out, _ = augment_reference(x, *ctx.given)
             (dx,) = torch.autograd.grad(out, x, grads[0], create_graph=True)
             return dx, None, None, None, None, None, None
-        wide, grad = _wide(x), _wide(grads[0]).contiguous()
+        wide, grad = widen(x), widen(grads[0]).contiguous()
         shape = mean.shape + (1,) * (x.dim() - 2)
         rows, pixels = mean.numel(), math.prod(x.shape[2:])
         # Σ G and Σ G·x̄ over pixels, in one pass: the bias and weight gradients of a group normalisation that
@@ -233,7 +233,7 @@ _TINY = 1e-20
 """Below this Σ̂ is taken for 0, where the statistics do not deviate and any finite slope gives gradient 0."""
 
 
-def _wide(x: Tensor) -> Tensor:
+def widen(x: Tensor) -> Tensor:
     """Features in the type that statistics are taken in: float32 for half precision, otherwise their own."""
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
@@ -368,20 +368,22 @@ class FFA(RandomLayer):
         self.gamma_std.copy_(between(self.fusion, variance_std))
 
     @classmethod
-    def sample(cls, layers: Sequence[RandomLayer], batch: int, generator: torch.Generator | None) -> list[Any]:
+    def sample(
+        cls, layers: Sequence[RandomLayer], batch: int, generator: torch.Generator | None, device: torch.device
+    ) -> list[Any]:
         """Gates and noise of several layers for one batch. On the CPU a closed layer gets no noise."""
         own: list[FFA] = layers  # type: ignore[assignment]  # layers are sampled class by class
-        like = own[0].mean
-        uniform = torch.rand(len(own), generator=generator, device=like.device)
-        if like.device.type == "cpu" and not torch.compiler.is_compiling():
+        dtype = own[0].mean.dtype
+        uniform = torch.rand(len(own), generator=generator, device=device)
+        if device.type == "cpu" and not torch.compiler.is_compiling():
             return [
-                Drawn(True, torch.randn((2, batch, layer.channels), generator=generator, dtype=like.dtype))
+                Drawn(True, torch.randn((2, batch, layer.channels), generator=generator, dtype=dtype))
                 if chance < layer.p
                 else CLOSED
                 for layer, chance in zip(own, uniform.tolist(), strict=True)
             ]
         channels = [layer.channels for layer in own]
-        noise = torch.randn((2, batch, sum(channels)), generator=generator, device=like.device, dtype=like.dtype)
+        noise = torch.randn((2, batch, sum(channels)), generator=generator, device=device, dtype=dtype)
         drawn = zip(own, uniform.unbind(), noise.split(channels, 2), strict=True)
         return [Drawn(chance < layer.p, part) for layer, chance, part in drawn]
 
@@ -390,7 +392,7 @@ class FFA(RandomLayer):
             raise ValueError(f"FFA({self.channels}) takes (batch, {self.channels}, ...) features, not {tuple(x.shape)}")
         if not self.training or self.p == 0 or not x.numel():
             return x
-        gate, noise = self.draw(x.shape[0])
+        gate, noise = self.draw(x)
         if gate is False:
             return x
         gate = None if gate is True else gate

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 
 class RandomLayer(nn.Module):
@@ -25,14 +25,17 @@ class RandomLayer(nn.Module):
         self.drawn: Any = None
 
     @classmethod
-    def sample(cls, layers: Sequence[RandomLayer], batch: int, generator: torch.Generator | None) -> list[Any]:
-        """One draw for each of `layers`, for a batch of `batch` samples. All layers of a class are sampled
-        together, so that they can share a choice (Manifold Mixup's one stage) and a launch."""
+    def sample(
+        cls, layers: Sequence[RandomLayer], batch: int, generator: torch.Generator | None, device: torch.device
+    ) -> list[Any]:
+        """One draw for each of `layers`, for a batch of `batch` samples, on `device`, which is the generator's. All
+        layers of a class are sampled together, so that they can share a choice (Manifold Mixup's one stage) and a
+        launch."""
         raise NotImplementedError(f"{cls.__name__} must define sample()")
 
-    def draw(self, batch: int) -> Any:
-        """The draws given for this forward, or fresh ones from torch's global generator."""
-        return self.sample([self], batch, None)[0] if self.drawn is None else self.drawn
+    def draw(self, x: Tensor) -> Any:
+        """The draws given for this forward of `x`, or fresh ones from torch's global generator."""
+        return self.sample([self], len(x), None, x.device)[0] if self.drawn is None else self.drawn
 
 
 class Draws:
@@ -46,8 +49,10 @@ class Draws:
     def sample(self, batch: int, streams: Callable[[str], torch.Generator]) -> None:
         """Draw for a forward of `batch` samples, from the streams the layers name."""
         for kind, layers in self._groups.items():
-            for layer, drawn in zip(layers, kind.sample(layers, batch, streams(kind.stream)), strict=True):
-                layer.drawn = drawn
+            generator = streams(kind.stream)
+            drawn = kind.sample(layers, batch, generator, generator.device)
+            for layer, own in zip(layers, drawn, strict=True):
+                layer.drawn = own
 
     def of(self, kind: type[RandomLayer]) -> list[Any]:
         """What the layers of a class were given, in the order of the network: for who mixes labels as they mix
