@@ -28,5 +28,5 @@ def with_amplitudes(x: Tensor, amplitude: Tensor) -> Tensor:
 
 
 def _rows(x: Tensor, half: int) -> Tensor:
-    """Rows of the spectrum that hold the frequencies 0 … half and −half … −1."""
-    return torch.arange(-half, half + 1, device=x.device).roll(-half) % x.shape[-2]
+    """Rows of the spectrum that hold the frequencies −half … half."""
+    return torch.arange(-half, half + 1, device=x.device) % x.shape[-2]
