@@ -2,8 +2,10 @@
 
 import argparse
 
-from benchmarks import cpu
+from benchmarks import cpu, methods
 
 parser = argparse.ArgumentParser(description="Speed as ratios in one run.")
 parser.add_argument("--quick", action="store_true", help="fewer repeats")
-cpu.main(parser.parse_args().quick)
+quick = parser.parse_args().quick
+cpu.main(quick)
+methods.main(quick)

@@ -11,12 +11,16 @@ from torch import Tensor, nn
 
 import fedfa
 from fedfa.augmentation import Augmentation, CutMix, ManifoldMixup, MixStyle, Mixup, MoEx
+from fedfa.engines.client import Broadcast, Local
+from fedfa.engines.sequential import Sequential
 from fedfa.layers.ffa import FFA, Drawn, Spread, augment, augment_reference
 from fedfa.layers.mixing import interpolate, symmetric_beta
 from fedfa.layers.mixstyle import mix_style
 from fedfa.layers.moex import exchange_moments
 from fedfa.layers.randomness import Draws
-from fedfa.nets import AlexNet
+from fedfa.memory import Memory
+from fedfa.nets import AlexNet, LeNet
+from fedfa.server import Plan, collect_shares, first_state
 from fedfa.streams import Streams
 from fedfa.task import Batch, Classification
 
@@ -315,3 +319,67 @@ def test_augmentations_in_a_run(tmp_path: Path, name: str) -> None:
     for experiment in ("digit-sites", "phantom-sites"):
         run = fedfa.run(experiment, root=tmp_path, device="cuda", algorithm="fedfa", augmentation=name, rounds=1)
         assert not run.metrics[-1]["refused"]
+
+
+ALGORITHMS = [name for name in fedfa.ALGORITHMS if name.startswith(("fed", "scaffold"))]
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_algorithms_agree_with_the_cpu(tmp_path: Path, name: str) -> None:
+    """Without random layers, three rounds come to the same model to rounding; FedMix draws its averages on the
+    device, so that there the runs are only alike."""
+    settings: dict[str, object] = {"algorithm": name, "rounds": 3}
+    if name.startswith("fedfa"):
+        settings["algorithm.p"] = 0.0
+    runs = [fedfa.run("digit-sites", root=tmp_path / d, device=d, **settings) for d in ("cpu", "cuda")]
+    first, second = (run.metrics[-1]["loss"] for run in runs)
+    assert first == pytest.approx(second, rel=5e-2 if name == "fedmix" else 5e-3)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_algorithms_step_can_be_captured(tmp_path: Path, name: str) -> None:
+    """A replayed step is the eager one: the same parameters and private tensors after five."""
+    config = fedfa.load({"source": "digit-sites", "network": "lenet", "algorithm": name})
+    algorithm = config.build("algorithm")
+    source = config.build("source").build(0)
+    torch.manual_seed(0)
+    model = LeNet(10, augment=lambda c: algorithm.layer(c) or nn.Identity())
+    local = Local(lr=0.01)
+    finals = []
+    for captured in (False, True):
+        engine = Sequential(
+            copy.deepcopy(model), source, Classification(), algorithm, local, Memory(tmp_path), 0, device="cuda"
+        )
+        plan = Plan(2, 0, tuple(source.clients))
+        server = collect_shares(first_state(model, algorithm, 4).to("cuda"), algorithm, engine, plan)
+        client = engine.client("phone", Broadcast(1, server.model, algorithm.broadcast(server)))
+        engine.slot.enter(client.received, algorithm.private(client.model), {})
+        algorithm.begin(client)
+        batch = Batch(*engine.federation.batch(client.index.train[:16]))
+        engine.slot.draws.sample(16, client.streams)
+        engine.slot.model.train()
+        kept = {key: tensor.clone() for key, tensor in client.memory.items()}
+        if captured:
+            stream = torch.cuda.Stream()
+            with torch.cuda.stream(stream):
+                for _ in range(3):
+                    algorithm.step(client, batch)
+            torch.cuda.current_stream().wait_stream(stream)
+            graph = torch.cuda.CUDAGraph()
+            graph.register_generator_state(client.streams("fedmix"))
+            with torch.cuda.graph(graph):
+                algorithm.step(client, batch)
+            engine.slot.enter(client.received, algorithm.private(client.model), {})
+            for key, tensor in kept.items():
+                client.memory[key].copy_(tensor)
+        for _ in range(5):
+            if captured:
+                graph.replay()
+            else:
+                algorithm.step(client, batch)
+        finals.append({**{k: v.clone() for k, v in engine.slot.tensors.items()}, **client.memory})
+    for key, tensor in finals[0].items():
+        if name == "fedmix":
+            assert torch.isfinite(finals[1][key]).all()
+        else:
+            torch.testing.assert_close(finals[1][key], tensor, atol=1e-5, rtol=1e-3)

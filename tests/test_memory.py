@@ -171,3 +171,23 @@ def test_a_crash_while_writing_leaves_the_old_version_or_the_new(
             memory.save("a", 2, value(2))
     assert number(memory, "a", 1) == 1
     assert number(memory, "a", 2) == (2 if moment == "after" else 1)
+
+
+def test_what_is_synced_is_what_is_still_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before a checkpoint every version that a restart could need is made durable, once; a wait for the disk at every
+    save would cost ten times the save."""
+    waited: list[Path] = []
+    monkeypatch.setattr("fedfa.memory.make_durable", waited.append)
+    memory = Memory(tmp_path)
+    for round in (1, 2, 3):
+        memory.save("a", round, value(round))
+    memory.save("b", 2, value(1))
+    assert waited == []
+    memory.sync()
+    assert sorted(waited) == [
+        tmp_path / "a" / "2.safetensors",
+        tmp_path / "a" / "3.safetensors",
+        tmp_path / "b" / "2.safetensors",
+    ]
+    memory.sync()
+    assert len(waited) == 3

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 import fedfa
 from fedfa import Run, UserError
 from fedfa.engines.base import Score
-from fedfa.files import locked, write_bytes
+from fedfa.files import locked, write_text
 from fedfa.runs import find_run
 from fedfa.server import Evaluation, Record, Watcher
 from fedfa.state import ServerState
@@ -419,13 +419,13 @@ def test_a_lock_ends_with_its_block(tmp_path: Path) -> None:
 
 def test_a_file_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "deep" / "file"
-    write_bytes(path, b"old")
+    write_text(path, "old")
     with monkeypatch.context() as patch:
         patch.setattr("fedfa.files.os.fsync", lambda _: (_ for _ in ()).throw(OSError(28, "No space left on device")))
         with pytest.raises(OSError, match="No space left"):
-            write_bytes(path, b"new")
+            write_text(path, "new")
     assert path.read_bytes() == b"old"
-    write_bytes(path, b"new")
+    write_text(path, "new")
     assert path.read_bytes() == b"new" and path in path.parent.iterdir()
 
 

@@ -12,15 +12,22 @@ from typing import Any
 from torch import Tensor
 
 
-def write_bytes(path: Path, data: bytes) -> None:
-    """Write a file so that a reader, or a crash, sees the old content or the new, never a part."""
+@contextmanager
+def beside(path: Path, durable: bool = True) -> Iterator[Path]:
+    """A place to write a file's content to, so that a reader, or a crash, sees the old content or the new, never a
+    part. Unless `durable`, a power cut may still lose it; see :func:`make_durable`."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
-    with open(beside, "wb") as file:
-        file.write(data)
-        file.flush()
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    yield part
+    if durable:
+        make_durable(part)
+    os.replace(part, path)
+
+
+def make_durable(path: Path) -> None:
+    """Wait until a file is on the disk itself."""
+    with open(path, "rb") as file:
         os.fsync(file.fileno())
-    os.replace(beside, path)
 
 
 @contextmanager
@@ -41,15 +48,19 @@ def locked(folder: Path) -> Iterator[bool]:
 
 
 def write_text(path: Path, text: str) -> None:
-    write_bytes(path, text.encode())
+    with beside(path) as part:
+        part.write_text(text, "utf-8")
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, Any] | None = None) -> None:
+def write_tensors(
+    path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, Any] | None = None, durable: bool = True
+) -> None:
     """Tensors as safetensors, with `meta` (anything JSON takes) in the header."""
-    from safetensors.torch import save
+    from safetensors.torch import save_file
 
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    write_bytes(path, save(plain, {"fedfa": json.dumps(meta or {})}))
+    with beside(path, durable) as part:
+        save_file(plain, part, {"fedfa": json.dumps(meta or {})})
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:

@@ -73,7 +73,7 @@ class Registry(Mapping[str, T], Generic[T]):
 
     def find(self, name: str) -> T:
         """The entry with this name, or a one-line error with the nearest name there is."""
-        if name not in self._targets and name not in list(self):
+        if name not in self:
             raise UserError(f"no {self.kind} is named {name!r}; {nearest(name, self)}")
         try:
             return self[name]
@@ -81,6 +81,9 @@ class Registry(Mapping[str, T], Generic[T]):
             if name not in self.packages:
                 raise
             raise UserError(f"{self.kind} {name!r} cannot be had from {self.packages[name]}: {error}") from None
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._targets or name in list(self)  # without importing it
 
     def __iter__(self) -> Iterator[str]:
         self._search()

@@ -247,10 +247,12 @@ def _play(run: Run, watcher: Watcher, parts: Parts, engine: Engine, memory: Memo
                 run.checkpoint_best(server, best)
             run.append(record, seconds)  # after the best: a round on record has nothing left to write
             if server.round % config.checkpoint_every == 0 or server.round == plan.rounds:
+                memory.sync()
                 run.checkpoint(server, best, config.keep_checkpoints)
                 memory.restarts = run.restarts()
     except KeyboardInterrupt:
         if server.round == run.rounds and server.round not in run.restarts():
+            memory.sync()
             run.checkpoint(server, best, config.keep_checkpoints)
         raise
     run.finish(time.perf_counter() - started)

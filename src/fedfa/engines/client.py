@@ -144,8 +144,10 @@ class Client:
     @contextmanager
     def rewound(self) -> Iterator[None]:
         """What is drawn in here from torch's global generator (Dropout) is drawn again after it: for the first of
-        two passes over a batch. The draws of random layers stay as they are for the whole step."""
-        with torch.random.fork_rng(_devices(self)):
+        two passes over a batch. The draws of random layers stay as they are for the whole step. While a CUDA graph is
+        captured, torch lets nobody at its generator: Dropout, which none of our networks has, draws twice then."""
+        capturing = self.federation.images.is_cuda and torch.cuda.is_current_stream_capturing()
+        with torch.random.fork_rng([] if capturing else _devices(self)):
             yield
 
 

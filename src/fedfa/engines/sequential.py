@@ -56,7 +56,7 @@ class Sequential:
             streams=Streams(self.seed, broadcast.round, name, self.device),
             received=broadcast.model,
             extras=broadcast.extras,
-            memory=self.memory.load(name, broadcast.round - 1),
+            memory={key: t.to(self.device) for key, t in self.memory.load(name, broadcast.round - 1).items()},
             augmentation=self.augmentation,
         )
 
