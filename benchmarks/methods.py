@@ -10,7 +10,6 @@ size of a process of its own for each method.
 from __future__ import annotations
 
 import argparse
-import resource
 import subprocess
 import sys
 import tempfile
@@ -93,11 +92,17 @@ def peak(network: str, method: tuple[str, str], device: torch.device) -> float:
 def resident_peak(network: str, method: tuple[str, str]) -> int:
     """Growth of this process while it builds an engine and plays two rounds."""
     torch.ones(10, 10).sum().item()  # torch's own start is not the method's
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = high_water()
     play = rounds_of(network, method, torch.device("cpu"))
     play()
     play()
-    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+    return high_water() - before
+
+
+def high_water() -> int:
+    """The largest resident size so far (Linux; `getrusage` would begin with the parent's)."""
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+    return int(line.split()[1]) * 1024
 
 
 def table(network: str, device: torch.device, repeats: int) -> None:

@@ -11,8 +11,11 @@ import fedfa
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("seed", [0, 1])
-@pytest.mark.parametrize("algorithm", [name for name in fedfa.ALGORITHMS if name.startswith("fed")])
+ALGORITHMS = [name for name in fedfa.ALGORITHMS if name.startswith(("fed", "scaffold"))]
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_digits(tmp_path: Path, algorithm: str, seed: int) -> None:
     """Chance is 10 %. After 50 rounds every algorithm reads more than three digits in four, on average over sites."""
     run = fedfa.run("digit-sites", root=tmp_path, algorithm=algorithm, rounds=50, seed=seed)
@@ -20,7 +23,16 @@ def test_digits(tmp_path: Path, algorithm: str, seed: int) -> None:
     assert sum(last) / 5 > 0.75
 
 
+@pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("algorithm", ["fedavg", "fedfa"])
+@pytest.mark.parametrize("augmentation", [name for name in fedfa.AUGMENTATIONS if name != "none"])
+def test_digits_with_an_augmentation(tmp_path: Path, algorithm: str, augmentation: str, seed: int) -> None:
+    run = fedfa.run("digit-sites", root=tmp_path, algorithm=algorithm, augmentation=augmentation, rounds=50, seed=seed)
+    last = [line["test"]["mean"] for line in run.metrics[-5:]]
+    assert sum(last) / 5 > 0.7
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "fedfa", "fedbn", "fedharmo", "fedmix"])
 def test_phantoms(tmp_path: Path, algorithm: str) -> None:
     """Thresholding brightness, with the best window for each site, gives a Dice below 0.3."""
     run = fedfa.run("phantom-sites", root=tmp_path, algorithm=algorithm, rounds=12)
