@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import fedfa
 from fedfa.experiment import load, parse_overrides
 
 README = (Path(__file__).parents[1] / "README.md").read_text()
@@ -23,6 +24,18 @@ def test_there_are_examples() -> None:
 def test_python(block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     exec(compile(block.replace("rounds=20", "rounds=1"), "README.md", "exec"), {})
+
+
+def test_a_method_of_your_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The example of docs/algorithms.md."""
+    text = (Path(__file__).parents[1] / "docs" / "algorithms.md").read_text()
+    (block,) = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    for name in ("_targets", "_lines"):
+        monkeypatch.setattr(fedfa.ALGORITHMS, name, dict(getattr(fedfa.ALGORITHMS, name)))
+    exec(compile(block.replace("rounds=5", "rounds=1"), "algorithms.md", "exec"), {"__name__": __name__})
+    (run,) = (tmp_path / "runs").iterdir()
+    assert "signed-sgd" in run.name
 
 
 @pytest.mark.parametrize(("command", "words"), COMMANDS)

@@ -67,6 +67,13 @@ def test_fedmix_says_what_leaves_in_the_log_and_in_the_run(play: Callable[..., R
         assert shown.exit_code == 0 and wanted in shown.stderr
 
 
+def test_a_comparison_repeats_what_the_runs_said(play: Callable[..., Run]) -> None:
+    runs = [play(algorithm="fedbn", held_out="west", seed=seed, **{"algorithm.share_average": True}) for seed in (0, 1)]
+    compared = CliRunner().invoke(app, ["compare", *(str(run.folder) for run in runs)])
+    assert compared.exit_code == 0
+    assert compared.stdout.count("clients that never trained are tested with it") == 1
+
+
 def test_all_of_a_clients_data_in_one_average(play: Callable[..., Run]) -> None:
     run = play(algorithm="fedmix", **{"algorithm.average": 0})
     assert "all of a client's together" in run.provenance["notices"][0]

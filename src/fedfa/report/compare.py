@@ -82,6 +82,11 @@ class Comparison:
         ]
 
     @property
+    def notices(self) -> list[str]:
+        """What the runs said when they started, each once: what left the clients, whose BatchNorm was tested with."""
+        return list(dict.fromkeys(line for s in self.runs for line in s.run.provenance.get("notices", ())))
+
+    @property
     def _held_out(self) -> bool:
         return any(s.unseen is not None for s in self.runs)
 

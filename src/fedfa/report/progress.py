@@ -200,6 +200,8 @@ def print_comparison(comparison: Comparison, png: Path | None, csv: Path | None)
         print(f"test {metric}, % (clients and last: after the last round)\n{comparison}")
         for summary, curve in zip(comparison.runs, curves, strict=True):
             print(f"{curve}  {summary.label}")
+    for line in comparison.notices:
+        print(line)
     for path, write in ((png, comparison.write_png), (csv, comparison.write_csv)):
         if path is not None:
             _written(path, write)
