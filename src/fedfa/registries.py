@@ -1,8 +1,8 @@
-"""Networks, sources of data, augmentations and built-in experiments, by their names on the command line."""
+"""Networks, sources of data, partitions, transforms and augmentations, by their names on the command line."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from fedfa.registry import Registry
 
@@ -13,13 +13,26 @@ if TYPE_CHECKING:
 
     from fedfa.augmentation import Augmentation
     from fedfa.data.federation import Federation
+    from fedfa.data.partition import Partition
+    from fedfa.data.pool import Pool
+    from fedfa.data.transforms import Transform
 
 
 class Source(Protocol):
-    """Where a federation comes from: a dataclass whose fields are settings."""
+    """A federation that comes divided: a dataclass whose fields are settings."""
 
     def build(self, seed: int) -> Federation:
         """The federation; `seed` decides its splits, unless a setting does."""
+        ...
+
+
+@runtime_checkable
+class Reader(Protocol):
+    """A source that reads files: a dataclass whose fields are settings. A partition divides what it reads among
+    clients. With an attribute `shares` (:class:`fedfa.data.splits.Shares`) it says what it holds out by default."""
+
+    def pool(self) -> Pool:
+        """All samples, with what is known of them."""
         ...
 
 
@@ -36,7 +49,7 @@ NETWORKS: Registry[Callable[..., nn.Module]] = Registry(
     },
 )
 
-SOURCES: Registry[Callable[..., Source]] = Registry(
+SOURCES: Registry[Callable[..., Source | Reader]] = Registry(
     "source",
     {
         "digit-sites": (
@@ -47,6 +60,36 @@ SOURCES: Registry[Callable[..., Source]] = Registry(
             "fedfa.data.sources.phantom_sites:PhantomSites",
             "drawn organs in MRI-like slices from four simulated scanners (embedded)",
         ),
+        "office_caltech10": (
+            "fedfa.data.sources.office_caltech10:OfficeCaltech10",
+            "Office-Caltech 10: objects at 4 sites, DOMAIN/CLASS/images",
+        ),
+        "domainnet": (
+            "fedfa.data.sources.domainnet:DomainNet",
+            "DomainNet, the paper's ten classes: 6 domains, with or without the official lists",
+        ),
+        "pacs": (
+            "fedfa.data.sources.pacs:PACS",
+            "PACS: photographs, paintings, cartoons, sketches; DOMAIN/CLASS/images",
+        ),
+        "image_folders": (
+            "fedfa.data.sources.image_folders:ImageFolders",
+            "your own images: CLIENT/CLASS/images",
+        ),
+        "segmentation_folders": (
+            "fedfa.data.sources.segmentation_folders:SegmentationFolders",
+            "your own images and masks: CLIENT/images and CLIENT/masks",
+        ),
+        "prostate": (
+            "fedfa.data.sources.prostate:Prostate",
+            "prostate MRI at several hospitals: SITE/CaseNN.nii.gz and CaseNN_segmentation.nii.gz",
+        ),
+        "cifar10": ("fedfa.data.sources.cifar10:Cifar10", "CIFAR-10: binary version, python version or class folders"),
+        "emnist": (
+            "fedfa.data.sources.emnist:Emnist",
+            "EMNIST, 62 classes: LEAF's FEMNIST JSON, or by-class idx or mat",
+        ),
+        "digits": ("fedfa.data.sources.digits:Digits", "digits from MNIST, MNIST-M and USPS: 3 domains"),
     },
 )
 
@@ -60,5 +103,25 @@ AUGMENTATIONS: Registry[Callable[..., Augmentation]] = Registry(
         "manifold-mixup": ("fedfa.augmentation:ManifoldMixup", "mixup of the images or of one stage's features"),
         "mixstyle": ("fedfa.augmentation:MixStyle", "channel statistics mixed with another sample's, labels kept"),
         "moex": ("fedfa.augmentation:MoEx", "moments over channels swapped with another sample's, labels mixed"),
+    },
+)
+
+PARTITIONS: Registry[Callable[..., Partition]] = Registry(
+    "partition",
+    {
+        "natural": ("fedfa.data.partition:Natural", "as the data come: a client a domain, a hospital, a writer"),
+        "dirichlet": ("fedfa.data.partition:Dirichlet", "classes in shares drawn from Dir(alpha) for each client"),
+        "sizes": ("fedfa.data.partition:Sizes", "clients that differ in how much they have: log-normal or power law"),
+        "iid": ("fedfa.data.partition:IID", "equal parts by chance"),
+    },
+)
+
+TRANSFORMS: Registry[Callable[..., Transform]] = Registry(
+    "transform",
+    {
+        "flip": ("fedfa.data.transforms:Flip", "images mirrored left to right, or top to bottom"),
+        "rotate": ("fedfa.data.transforms:Rotate", "images turned by up to 30°"),
+        "crop": ("fedfa.data.transforms:Crop", "images padded by 4 pixels and cut back to their size somewhere"),
+        "normalise": ("fedfa.data.transforms:Normalise", "channels less their mean, over their deviation; always"),
     },
 )

@@ -1,8 +1,9 @@
 """Names on the command line, and what they stand for.
 
 An entry is imported when it is first asked for, so that listing a hundred names costs nothing. Entries come from the
-package, from `register`, and from other installed packages, which name theirs as entry points of the group
-``fedfa.algorithms``, ``fedfa.networks``, ``fedfa.sources`` or ``fedfa.augmentations``.
+package, from `register`, and from other installed packages, which name theirs as entry points of the groups
+``fedfa.algorithms``, ``fedfa.augmentations``, ``fedfa.networks``, ``fedfa.sources``, ``fedfa.partitions`` and
+``fedfa.transforms``.
 """
 
 from __future__ import annotations

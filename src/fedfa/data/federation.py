@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -40,6 +42,10 @@ class Federation:
     labels: Tensor
     classes: tuple[str, ...]
     clients: Mapping[str, ClientIndex]
+    notes: tuple[str, ...] = ()
+    """What a run should say of the data, a line each: files that were left out."""
+    home: torch.device | None = None
+    """Where batches go, where that is not where the pool is: it does not fit there."""
 
     def __post_init__(self) -> None:
         if self.images.dtype != torch.uint8 or self.images.dim() != 4:
@@ -58,12 +64,49 @@ class Federation:
     def channels(self) -> int:
         return self.images.shape[1]
 
+    def division(self) -> str:
+        """Sixteen hex digits that change with who has which sample on which side: by these a resumed run knows that
+        its data are still the same."""
+        digest = hashlib.blake2b(f"{tuple(self.images.shape)}{self.classes}".encode(), digest_size=8)
+        for name, index in sorted(self.clients.items()):
+            for split in (index.train, index.val, index.test):
+                digest.update(f"{name} {len(split)}".encode() + split.numpy().astype("<i8").tobytes())
+        return digest.hexdigest()
+
+    @property
+    def device(self) -> torch.device:
+        """Where batches are."""
+        return self.home or self.images.device
+
     def to(self, device: torch.device | str) -> Federation:
-        """The same federation with its pool on `device`; indices stay on the CPU, where batches are laid out."""
-        return replace(self, images=self.images.to(device), labels=self.labels.to(device))
+        """The same federation with its pool on `device`, or, where it does not fit there, with its batches.
+
+        Indices stay on the CPU, where batches are laid out. A memory-mapped pool stays on disk for the CPU.
+        """
+        device = torch.device(device)
+        if self.images.device.type == "cpu" and self.images.nbytes + self.labels.nbytes > room(device):
+            return replace(self, home=device)
+        return replace(self, images=self.images.to(device), labels=self.labels.to(device), home=None)
 
     def batch(self, index: Tensor) -> tuple[Tensor, Tensor]:
         """Images scaled to 0–1 in float32, and labels, of the samples at `index`."""
-        index = index.to(self.images.device, non_blocking=True)
-        # index_select: on the CPU ten times as fast as images[index]
-        return self.images.index_select(0, index).float().div_(255), self.labels.index_select(0, index).long()
+        images, labels = self._take(self.images, index), self._take(self.labels, index)
+        return images.float().div_(255), labels.long()
+
+    def _take(self, pool: Tensor, index: Tensor) -> Tensor:
+        index = index.to(pool.device, non_blocking=True)
+        if self.home is None:
+            return pool.index_select(0, index)  # on the CPU ten times as fast as pool[index]
+        pinned = self.home.type == "cuda"  # from where the copy runs beside the computation
+        rows = torch.empty(len(index), *pool.shape[1:], dtype=pool.dtype, pin_memory=pinned)
+        return torch.index_select(pool, 0, index, out=rows).to(self.home, non_blocking=pinned)
+
+
+def room(device: torch.device) -> float:
+    """Bytes that a pool may take on a device: half of what is free there, since training needs room as well."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0] / 2
+    if device.type == "mps":
+        free: int = torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()
+        return free / 2
+    return math.inf
