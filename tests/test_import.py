@@ -28,6 +28,7 @@ def test_the_command_line_imports_nothing_heavy_for_help() -> None:
     code = "from fedfa.cli import app\ntry: app(prog_name='fedfa')\nexcept SystemExit as end: assert end.code == 0"
     assert imported_after(code, "--help") == set()
     assert not imported_after(code, "run", "--help") & {"torch", "numpy", "rich"}
+    assert not imported_after(code, "data", "check", "--help") & {"torch", "numpy", "rich"}
 
 
 def test_listing_names_does_not_need_torch() -> None:

@@ -20,6 +20,8 @@ _HOMES = {
     "NETWORKS": "fedfa.registries",
     "SOURCES": "fedfa.registries",
     "AUGMENTATIONS": "fedfa.registries",
+    "PARTITIONS": "fedfa.registries",
+    "TRANSFORMS": "fedfa.registries",
     "Algorithm": "fedfa.algorithms.base",
     "Federation": "fedfa.data.federation",
     "ClientIndex": "fedfa.data.federation",
@@ -44,7 +46,7 @@ if TYPE_CHECKING:
     from fedfa.experiment import Experiment, load
     from fedfa.layers.ffa import FFA, augment, modulate
     from fedfa.layers.insert import add_ffa, update_gamma
-    from fedfa.registries import AUGMENTATIONS, NETWORKS, SOURCES
+    from fedfa.registries import AUGMENTATIONS, NETWORKS, PARTITIONS, SOURCES, TRANSFORMS
     from fedfa.report.compare import compare
     from fedfa.runs import Run
     from fedfa.simulate import resume, run

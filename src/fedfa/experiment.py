@@ -9,6 +9,7 @@ import os
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
@@ -17,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError,
 
 from fedfa.algorithms import ALGORITHMS
 from fedfa.errors import UserError
-from fedfa.registries import AUGMENTATIONS, NETWORKS, SOURCES
+from fedfa.registries import AUGMENTATIONS, NETWORKS, PARTITIONS, SOURCES, TRANSFORMS
 from fedfa.registry import Registry, nearest
 
 REGISTRIES: dict[str, Registry[Any]] = {
@@ -25,7 +26,10 @@ REGISTRIES: dict[str, Registry[Any]] = {
     "network": NETWORKS,
     "algorithm": ALGORITHMS,
     "augmentation": AUGMENTATIONS,
+    "partition": PARTITIONS,
 }
+COMPONENTS: dict[str, Registry[Any]] = REGISTRIES | {"transform": TRANSFORMS}
+"""Those of which an experiment has one, and those of which it has a list."""
 GIVEN = ("num_classes", "in_channels", "augment")
 """Arguments of a network that the federation and the algorithm decide."""
 COSMETIC = {"description", "checkpoint_every", "keep_checkpoints"}
@@ -33,8 +37,8 @@ COSMETIC = {"description", "checkpoint_every", "keep_checkpoints"}
 
 
 class Experiment(BaseModel):
-    """Everything that decides a run's numbers. `source`, `network`, `algorithm` and `augmentation` are a name, or a
-    table with a name and settings of that component."""
+    """Everything that decides a run's numbers. `source`, `partition`, `network`, `algorithm` and `augmentation` are a
+    name, or a table with a name and settings of that component; `split` is a table of settings."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -44,6 +48,9 @@ class Experiment(BaseModel):
     network: dict[str, Any]
     algorithm: dict[str, Any] = Field({"name": "fedavg"}, validate_default=True)
     augmentation: dict[str, Any] = Field({"name": "none"}, validate_default=True)
+    partition: dict[str, Any] = Field({"name": "natural"}, validate_default=True)
+    split: dict[str, Any] = Field({}, validate_default=True)
+    transforms: tuple[dict[str, Any], ...] = ()
     rounds: int = Field(100, ge=1)
     seed: int = Field(0, ge=0)
     participation: float = Field(1.0, gt=0, le=1)
@@ -67,10 +74,28 @@ class Experiment(BaseModel):
     checkpoint_every: int = Field(10, ge=1)
     keep_checkpoints: int = Field(2, ge=1)
 
-    @field_validator("source", "network", "algorithm", "augmentation", mode="before")
+    @field_validator("source", "network", "algorithm", "augmentation", "partition", mode="before")
     @classmethod
     def _component(cls, value: Any, info: Any) -> dict[str, Any]:
         return complete(info.field_name, value)
+
+    @field_validator("split", mode="before")
+    @classmethod
+    def _split(cls, value: Any) -> dict[str, Any]:
+        from fedfa.data.splits import Splits  # which needs torch, and listing names should not
+
+        if not isinstance(value, Mapping):
+            raise UserError(f"split is a table of settings, such as split.test=0.2, not {value!r}")
+        try:
+            return asdict(Splits(**_checked("split", Splits, value)))
+        except ValueError as error:
+            raise UserError(f"split: {error}") from error
+
+    @field_validator("transforms", mode="before")
+    @classmethod
+    def _components(cls, value: Any) -> tuple[dict[str, Any], ...]:
+        listed = value if isinstance(value, (list, tuple)) else (value,) * bool(value)
+        return tuple(complete("transform", item) for item in listed)
 
     @field_validator("name")
     @classmethod
@@ -95,16 +120,17 @@ class Experiment(BaseModel):
 
     def build(self, component: str, **given: Any) -> Any:
         """The component of that kind, made with its settings."""
-        settings = dict(getattr(self, component))
-        target = REGISTRIES[component][settings.pop("name")]
-        try:
-            return target(**settings, **given)
-        except ValueError as error:
-            raise UserError(f"{component}: {error}") from error
+        return _make(component, getattr(self, component), **given)
+
+    def build_transforms(self) -> list[Any]:
+        """The transforms, in their order."""
+        return [_make("transform", table) for table in self.transforms]
 
     def digest(self) -> str:
-        """Eight hex digits that name these settings."""
+        """Eight hex digits that name these settings. A file of splits counts by what is in it, wherever it lies."""
         plain = self.model_dump(mode="json", exclude=COSMETIC)
+        if os.path.isfile(self.split["file"]):
+            plain["split"]["file"] = hashlib.sha256(Path(self.split["file"]).read_bytes()).hexdigest()
         return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:8]
 
     @property
@@ -142,8 +168,9 @@ def load(
         checked = Experiment(**config)
     except ValidationError as error:
         raise UserError(_one_line(error)) from None
-    for component in ("algorithm", "augmentation"):
+    for component in ("algorithm", "augmentation", "partition"):
         checked.build(component)  # which refuses values that make no sense
+    checked.build_transforms()
     return checked
 
 
@@ -168,20 +195,35 @@ def complete(component: str, value: Any) -> dict[str, Any]:
     if table is None or not isinstance(table.get("name"), str):
         raise UserError(f"{component} is a name or a table with a name, not {value!r}")
     name = table.pop("name")
-    target = REGISTRIES[component].find(name)
-    known = _settings(target)
+    target = COMPONENTS[component].find(name)
+    return {"name": name, **_checked(component, target, table, name)}
+
+
+def _checked(component: str, target: Any, table: Mapping[str, Any], name: str = "") -> dict[str, Any]:
+    """Every setting of `target`: as in `table`, or its default."""
+    known, title = _settings(target), f"{component} {name!r}" if name else component
+    checked = {key: default for key, (_, default) in known.items()}
     for key, setting in table.items():
         if key not in known:
             hint = nearest(key, known) if known else "it has none"
-            raise UserError(f"{component} {name!r} has no setting {key!r}; {hint}")
+            raise UserError(f"{title} has no setting {key!r}; {hint}")
         try:
-            table[key] = TypeAdapter(known[key][0]).validate_python(setting)
+            checked[key] = TypeAdapter(known[key][0]).validate_python(setting)
         except ValidationError as error:
             raise UserError(f"{component}.{key}: {_complaint(error.errors()[0])}") from None
-    for key, (_, default) in known.items():
-        if default is inspect.Parameter.empty and key not in table:
-            raise UserError(f"{component} {name!r} needs {key}: say {component}.{key}=…")
-    return {"name": name, **{key: default for key, (_, default) in known.items()}, **table}
+    for key, value in checked.items():
+        if value is inspect.Parameter.empty:
+            raise UserError(f"{title} needs {key}: say {component}.{key}=…")
+    return checked
+
+
+def _make(component: str, table: Mapping[str, Any], **given: Any) -> Any:
+    settings = dict(table)
+    target = COMPONENTS[component][settings.pop("name")]
+    try:
+        return target(**settings, **given)
+    except ValueError as error:
+        raise UserError(f"{component}: {error}") from error
 
 
 def _settings(target: Any) -> dict[str, tuple[Any, Any]]:
@@ -228,10 +270,12 @@ def _set(config: dict[str, Any], key: str, value: Any) -> None:
     if not dot:
         config[key] = value
         return
-    table = config.get(first, {})
+    default = Experiment.model_fields[first].default if first in Experiment.model_fields else {}
+    table = config.get(first, default)
     table = {"name": table} if isinstance(table, str) else dict(table) if isinstance(table, Mapping) else {}
-    if first not in REGISTRIES:
-        raise UserError(f"{key!r}: {first!r} has no settings of its own; {', '.join(REGISTRIES)} have")
+    tables = (*REGISTRIES, "split")
+    if first not in tables:
+        raise UserError(f"{key!r}: {first!r} has no settings of its own; {', '.join(tables)} have")
     table[rest] = value
     config[first] = table
 

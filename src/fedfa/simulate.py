@@ -14,12 +14,15 @@ from torch import nn
 
 from fedfa.algorithms.base import Algorithm
 from fedfa.augmentation import Augmentation
+from fedfa.data.federate import federate
 from fedfa.data.federation import Federation
+from fedfa.data.splits import Splits
+from fedfa.data.transforms import Transforms
 from fedfa.engines.base import Engine
 from fedfa.engines.client import Local
 from fedfa.engines.sequential import Sequential
 from fedfa.errors import UserError
-from fedfa.experiment import REGISTRIES, Experiment, load
+from fedfa.experiment import COMPONENTS, REGISTRIES, Experiment, load
 from fedfa.memory import Memory
 from fedfa.registry import nearest
 from fedfa.runs import Run, clear, find_run, held
@@ -69,24 +72,29 @@ class Parts:
     task: Task
     algorithm: Algorithm
     augmentation: Augmentation
+    transforms: Transforms
     model: nn.Module
     plan: Plan
 
     @classmethod
     def build(cls, config: Experiment) -> Parts:
         try:
-            federation: Federation = config.build("source").build(config.seed)
+            federation = federate(
+                config.build("source"), config.build("partition"), Splits(**config.split), config.seed
+            )
         except ImportError as error:
             raise UserError(str(error)) from None
         algorithm: Algorithm = config.build("algorithm")
         augmentation: Augmentation = config.build("augmentation")
+        transforms = Transforms(tuple(config.build_transforms()))
         model = build_model(config, federation, algorithm, augmentation)
         plan = build_plan(config, federation)
         objection = algorithm.objection(model, local_settings(config), plan.held_out)
+        objection = objection or transforms.objection(federation.channels)
         if objection is not None:
             raise UserError(objection)
         task = Segmentation(config.dice) if federation.task == "segmentation" else Classification()
-        return cls(federation, task, algorithm, augmentation, model, plan)
+        return cls(federation, task, algorithm, augmentation, transforms, model, plan)
 
 
 def local_settings(config: Experiment) -> Local:
@@ -175,20 +183,19 @@ def facts(config: Experiment, parts: Parts, device: torch.device) -> dict[str, A
         "hardware": torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
         "metric": parts.task.metric,
         "plugins": plugins(config),
-        "notices": parts.algorithm.notices(parts.model),
+        "notices": [*parts.federation.notes, *parts.algorithm.notices(parts.model)],
         "parameters": sum(parameter.numel() for parameter in parts.model.parameters()),
         "samples": {name: [len(index.of(s)) for s in ("train", "val", "test")] for name, index in clients.items()},
+        "division": parts.federation.division(),
     }
 
 
 def plugins(config: Experiment) -> dict[str, str]:
     """Which of the experiment's components come from other packages, and from which versions."""
-    named = {kind: getattr(config, kind)["name"] for kind in REGISTRIES}
-    return {
-        f"{kind} {name}": REGISTRIES[kind].packages[name]
-        for kind, name in named.items()
-        if name in REGISTRIES[kind].packages
-    }
+    named = [(kind, getattr(config, kind)["name"]) for kind in REGISTRIES]
+    named += [("transform", table["name"]) for table in config.transforms]
+    packages = {kind: COMPONENTS[kind].packages for kind, _ in named}
+    return {f"{kind} {name}": packages[kind][name] for kind, name in named if name in packages[kind]}
 
 
 def play(run: Run, watcher: Watcher | None = None, parts: Parts | None = None) -> Run:
@@ -197,6 +204,11 @@ def play(run: Run, watcher: Watcher | None = None, parts: Parts | None = None) -
     watcher = watcher or Watcher()
     device = find_device(run.provenance["device"])
     parts = parts or Parts.build(config)
+    if run.provenance.get("division") not in (None, parts.federation.division()):
+        raise UserError(
+            f"{run.folder} was started with other data or splits than {parts.federation.name} has now: "
+            "put them back, or start anew with --force"
+        )
     memory = Memory(run.folder / "memory")
     engine = Sequential(
         parts.model,
@@ -209,6 +221,7 @@ def play(run: Run, watcher: Watcher | None = None, parts: Parts | None = None) -
         config.weighting,
         parts.augmentation,
         device,
+        parts.transforms,
     )
     threads = torch.get_num_threads()
     with held(run.folder):

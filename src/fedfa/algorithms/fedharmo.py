@@ -49,7 +49,7 @@ class FedHarmo(Algorithm):
         if self.amplitude == "none" or not len(index):
             return Share()
         half = int(self.window * min(client.federation.images.shape[-2:])) if self.amplitude == "window" else 0
-        sums = [amplitudes(client.federation.batch(part)[0], half).sum(0) for part in index.split(CHUNK)]
+        sums = [amplitudes(client.samples(part)[0], half).sum(0) for part in index.split(CHUNK)]
         return Share(Report(means={"amplitude": torch.stack(sums).sum(0) / len(index)}))
 
     def receive(self, server: ServerState, reduced: Reduced, gathered: Mapping[str, list[Tensor]]) -> ServerState:

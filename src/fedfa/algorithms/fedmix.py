@@ -50,7 +50,7 @@ class FedMix(Algorithm):
         order = torch.randperm(len(index), generator=client.streams.host("fedmix"))
         images, labels = [], []
         for part in index[order].split(self.average or len(index)):
-            x, y = client.federation.batch(part)
+            x, y = client.samples(part)
             images.append(x.mean(0))
             labels.append(class_shares(y, len(client.federation.classes)).mean(0))
         return Share(gathered={"images": torch.stack(images), "labels": torch.stack(labels)})

@@ -33,9 +33,9 @@ class FedRobust(Algorithm):
         at_least(0, map_penalty=self.map_penalty, shift_penalty=self.shift_penalty)
 
     def begin(self, client: Client) -> None:
-        images = client.federation.images
-        client.memory.setdefault("map", torch.eye(images.shape[1], device=images.device))
-        client.memory.setdefault("shift", torch.zeros(images.shape[1], device=images.device))
+        channels, device = client.federation.channels, client.federation.device
+        client.memory.setdefault("map", torch.eye(channels, device=device))
+        client.memory.setdefault("shift", torch.zeros(channels, device=device))
 
     def gradients(self, client: Client, batch: Batch) -> Tensor:
         matrix, shift = client.memory["map"], client.memory["shift"]

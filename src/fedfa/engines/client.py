@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from fedfa.augmentation import Augmentation
 from fedfa.data.federation import ClientIndex, Federation
+from fedfa.data.transforms import Transforms
 from fedfa.layers.randomness import Draws
 from fedfa.reduction import Update
 from fedfa.state import Kind, entries
@@ -110,6 +111,7 @@ class Client:
     memory: dict[str, Tensor]
     """The client's private tensors, kept between the rounds it takes part in. Empty before the first."""
     augmentation: Augmentation = field(default_factory=Augmentation)
+    transforms: Transforms = field(default_factory=Transforms)
     steps: int = 0
     """Local steps taken so far in this round."""
 
@@ -125,6 +127,11 @@ class Client:
     def rate(self) -> float:
         """The learning rate of this round."""
         return self.local.rate(self.round)
+
+    def samples(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        """Images and labels as evaluation has them: for an algorithm that looks at data besides the batches."""
+        x, y = self.federation.batch(index)
+        return self.transforms.evaluation(x), y
 
     def anchors(self) -> Iterator[tuple[str, nn.Parameter, Tensor]]:
         """Every shared parameter beside its value in the server's model: (name, w, w_t)."""
@@ -146,7 +153,7 @@ class Client:
         """What is drawn in here from torch's global generator (Dropout) is drawn again after it: for the first of
         two passes over a batch. The draws of random layers stay as they are for the whole step. While a CUDA graph is
         captured, torch lets nobody at its generator: Dropout, which none of our networks has, draws twice then."""
-        capturing = self.federation.images.is_cuda and torch.cuda.is_current_stream_capturing()
+        capturing = self.federation.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
         with torch.random.fork_rng([] if capturing else _devices(self)):
             yield
 
@@ -173,7 +180,7 @@ def train(client: Client, algorithm: Algorithm, weight: int) -> Update:
     slot.enter(client.received, private, {**algorithm.unseen(client.extras), **client.memory})
     _restore(slot.optimizer, client.memory if client.local.optimizer_state == "kept" else {}, client.rate)
     model.train()
-    total, samples = torch.zeros((), device=client.federation.images.device), 0
+    total, samples = torch.zeros((), device=client.federation.device), 0
     try:
         # The global generator serves whatever draws from it (Dropout): the same draws in whatever order clients run.
         with torch.random.fork_rng(_devices(client)):
@@ -181,7 +188,8 @@ def train(client: Client, algorithm: Algorithm, weight: int) -> Update:
             algorithm.begin(client)
             for index in batches(client.index.train, client.local, client.streams.host("order")):
                 slot.draws.sample(len(index), client.streams)
-                batch = client.augmentation.mix(Batch(*client.federation.batch(index)), slot.draws, client.streams)
+                batch = client.transforms.training(Batch(*client.federation.batch(index)), client.streams)
+                batch = client.augmentation.mix(batch, slot.draws, client.streams)
                 total += algorithm.step(client, batch) * len(batch)
                 client.steps += 1
                 samples += len(batch)
@@ -202,7 +210,7 @@ def train(client: Client, algorithm: Algorithm, weight: int) -> Update:
 
 
 def _devices(client: Client) -> list[int]:
-    device = client.federation.images.device
+    device = client.federation.device
     return [device.index or 0] if device.type == "cuda" else []
 
 

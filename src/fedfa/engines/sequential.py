@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from fedfa.algorithms.base import Algorithm, Share
 from fedfa.augmentation import Augmentation
 from fedfa.data.federation import Federation, Split
+from fedfa.data.transforms import Transforms
 from fedfa.engines.base import Refused, Score
 from fedfa.engines.client import Broadcast, Client, Local, Slot, train
 from fedfa.memory import Memory
@@ -35,12 +36,13 @@ class Sequential:
         weighting: str = "uniform",
         augmentation: Augmentation | None = None,
         device: torch.device | str = "cpu",
+        transforms: Transforms | None = None,
     ) -> None:
         self.device = torch.device(device)
         self.federation = federation.to(self.device)
         self.task, self.algorithm, self.local, self.memory = task, algorithm, local, memory
         self.seed, self.weighting = seed, weighting
-        self.augmentation = augmentation or Augmentation()
+        self.augmentation, self.transforms = augmentation or Augmentation(), transforms or Transforms()
         self.slot = Slot(model.to(self.device), local)
 
     def client(self, name: str, broadcast: Broadcast) -> Client:
@@ -58,6 +60,7 @@ class Sequential:
             extras=broadcast.extras,
             memory={key: t.to(self.device) for key, t in self.memory.load(name, broadcast.round - 1).items()},
             augmentation=self.augmentation,
+            transforms=self.transforms,
         )
 
     def share(self, broadcast: Broadcast, names: Sequence[str]) -> Iterator[tuple[str, Share]]:
@@ -103,6 +106,6 @@ class Sequential:
         total = torch.zeros(2, device=self.device, dtype=torch.float64)
         for part in index.split(EVALUATION_BATCH):
             x, y = self.federation.batch(part)
-            output = self.slot.model(self.algorithm.inputs(x, extras))
+            output = self.slot.model(self.algorithm.inputs(self.transforms.evaluation(x), extras))
             total += torch.stack((self.task.scores(output, y).sum(), self.task.loss(output, y) * len(part)))
         return total
