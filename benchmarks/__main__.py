@@ -2,10 +2,12 @@
 
 import argparse
 
-from benchmarks import cpu, methods
+from benchmarks import cpu, data, methods
 
 parser = argparse.ArgumentParser(description="Speed as ratios in one run.")
 parser.add_argument("--quick", action="store_true", help="fewer repeats")
 quick = parser.parse_args().quick
 cpu.main(quick)
 methods.main(quick)
+print()
+data.main(quick)

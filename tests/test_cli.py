@@ -121,9 +121,9 @@ def test_show_prints_the_whole_config_which_can_be_run(tiny_file: Path, tmp_path
 def test_list_names_everything() -> None:
     lines = output("list")
     titles = [line for line in lines if not line.startswith(" ")]
-    assert titles == ["sources", "networks", "algorithms", "augmentations", "experiments"]
+    assert titles == ["sources", "networks", "algorithms", "augmentations", "partitions", "transforms", "experiments"]
     named = {line.split()[0] for line in lines if line.startswith(" ")}
-    for registry in (fedfa.ALGORITHMS, fedfa.NETWORKS, fedfa.SOURCES, fedfa.AUGMENTATIONS):
+    for registry in (fedfa.ALGORITHMS, fedfa.NETWORKS, fedfa.SOURCES, fedfa.AUGMENTATIONS, fedfa.TRANSFORMS):
         assert set(registry) <= named
     assert {"digit-sites", "phantom-sites"} <= named
     assert all(len(line.split("  ")) >= 3 for line in lines if line.startswith(" "))  # each has a description
@@ -133,7 +133,7 @@ def test_version_and_help() -> None:
     assert output("--version") == [fedfa.__version__]
     lines = output("--help")
     assert lines == output("-h")
-    for command in ("run", "resume", "list", "show", "compare"):
+    for command in ("run", "resume", "list", "show", "compare", "data"):
         assert any(line.strip().startswith(command) for line in lines)
         assert output(command, "--help")[0].startswith("Usage: ")
     assert "\\[" not in "\n".join(output("run", "--help"))

@@ -68,7 +68,8 @@ def installed(tmp_path: Path) -> Path:
 def fedfa_command(
     command: Sequence[str], installed: Path, words: Sequence[str], folder: Path
 ) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(installed), "OMP_NUM_THREADS": "1"}
+    found = os.pathsep.join([str(installed), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": found, "OMP_NUM_THREADS": "1"}
     return subprocess.run([*command, *words], capture_output=True, text=True, env=environment, cwd=folder, check=False)
 
 

@@ -96,17 +96,17 @@ def resume(run: Annotated[Path, typer.Argument(help="The run's folder.")], quiet
 def list_names(
     matrix: Annotated[bool, typer.Option("--matrix", help="Which of them go together, and why others do not.")] = False,
 ) -> None:
-    """List algorithms, networks, sources, augmentations and built-in experiments."""
+    """List algorithms, networks, sources, partitions, transforms, augmentations and built-in experiments."""
     if matrix:
         from fedfa.matrix import matrix as combinations
         from fedfa.matrix import tables
 
         print("\n".join(tables(combinations())))
         return
-    from fedfa.experiment import REGISTRIES, builtin_experiments
+    from fedfa.experiment import COMPONENTS, builtin_experiments
     from fedfa.report.console import console
 
-    sections = {f"{kind}s": registry.lines for kind, registry in REGISTRIES.items()}
+    sections = {f"{kind}s": registry.lines for kind, registry in COMPONENTS.items()}
     sections["experiments"] = builtin_experiments()
     width = max(len(name) for lines in sections.values() for name in lines)
     for title, lines in sections.items():
@@ -142,6 +142,81 @@ def compare(
     from fedfa.report.progress import print_comparison
 
     print_comparison(compare(*runs), png, csv)
+
+
+data = typer.Typer(
+    help="Look at data before training on them.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.add_typer(data, name="data")
+
+SourceName = Annotated[str, typer.Option("--source", "-s", metavar="NAME", help="A source that `fedfa list` names.")]
+Where = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[PATH] [KEY=VALUE]...",
+        help="The source's folder, if it reads one, and settings: the source's own, partition, split and seed.",
+    ),
+]
+
+
+@data.command()
+@user_errors
+def check(
+    source: SourceName,
+    words: Where = None,
+    strict: Annotated[bool, typer.Option("--strict", help="A file that is left out is an error.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Show all of long lists.")] = False,
+) -> None:
+    """Check data: fedfa data check FOLDER --source office_caltech10"""
+    from fedfa.data.check import check
+    from fedfa.data.look import look
+
+    report = check(look(source, words or []), everything)
+    print("\n".join(report.lines), flush=True)
+    if report.cannot_train:
+        raise UserError(f"cannot train on this: {'; '.join(report.cannot_train)}")
+    if strict and report.left_out:
+        raise UserError(f"--strict: {report.left_out:,} files or folders were left out")
+
+
+@data.command()
+@user_errors
+def preview(
+    source: SourceName,
+    words: Where = None,
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder that pictures are put in.")] = Path("preview"),
+    sheets: Annotated[int, typer.Option("--sheets", min=0, help="Contact sheets that are made at most.")] = 12,
+) -> None:
+    """Draw data: fedfa data preview FOLDER --source office_caltech10 -o pictures"""
+    from fedfa.data.look import look
+    from fedfa.data.preview import preview
+
+    for line in preview(look(source, words or []), out, sheets):
+        print(line, flush=True)
+
+
+@data.command("split")
+@user_errors
+def write_splits(
+    source: SourceName,
+    words: Where = None,
+    out: Annotated[Path, typer.Option("--out", "-o", help="The file.")] = Path("splits.tsv"),
+) -> None:
+    """Write who has which sample, for split.file=FILE: fedfa data split FOLDER --source cifar10 partition=dirichlet"""
+    from fedfa.data.look import look
+    from fedfa.data.splitfile import write_splits
+
+    found = look(source, words or [])
+    if found.pool is None:
+        raise UserError(f"{source} comes divided: its samples have no names to write")
+    if found.federation is None:
+        raise UserError(found.why)
+    write_splits(out, found.pool, found.federation.clients)
+    used = sum(len(index.of(part)) for index in found.federation.clients.values() for part in ("train", "val", "test"))
+    print(f"{out}: {used:,} of {len(found.pool):,} samples at {len(found.federation.clients):,} clients", flush=True)
 
 
 def version(show: bool) -> None:

@@ -1,0 +1,540 @@
+"""`fedfa data preview`: contact sheets, distributions of labels and the feature shift, as pictures."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedfa.data.federation import ClientIndex, Federation, Split
+from fedfa.data.look import Data, by_chunks, shown
+from fedfa.errors import UserError
+from fedfa.files import beside
+from fedfa.report.figures import COLOURS
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Picture = NDArray[np.uint8]
+SIDES: tuple[Split, ...] = ("train", "val", "test")
+SIDE_COLOURS = ("#4477aa", "#66ccee", "#ccbb44")
+MASK_COLOURS = ("#66ccee", "#ffdd44", "#ee6677", "#228833", "#aa3377", "#4477aa")
+"""Of classes 1, 2, … in masks: told apart with any colour vision, and seen on grey scans and on red fundus images."""
+MARKERS = "osD^vPX"
+MOST_CLIENTS = 30
+"""Clients that have a row of their own in a picture; of more, a sample is shown."""
+MOST_LOOKS = 16
+"""Clients whose statistics are drawn."""
+MOST_DOTS = 500
+"""Clients that have a dot of their own."""
+MOST_COLOURS = 6
+"""Clients that have a colour of their own."""
+MOST_NUMBERS = 12
+"""Rows and columns up to which the fields of a picture have their numbers written in."""
+MOST_IMAGES = 300
+"""Images of a client that its statistics are taken of."""
+CELL = 96
+"""Pixels of an image's longer side on a contact sheet, about."""
+COLUMNS, ROWS = 10, 4
+PAIRS = 4
+"""Columns of images beside their masks."""
+
+
+def preview(data: Data, folder: Path, sheets: int = 12) -> Iterator[str]:
+    """Draw everything into `folder`, and say what was written, a line a picture."""
+    federation = data.federation
+    if federation is None:
+        raise UserError(f"there are no clients to draw: {data.why}")
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        raise UserError("a picture needs matplotlib: pip install 'fedfa[demo]'") from None
+    with _style():
+        yield _write(folder / "labels.png", draw_labels(federation))
+        yield _write(folder / "shift.png", draw_shift(federation))
+        names = chosen(federation, sheets)
+        for name, file in zip(names, _file_names(names), strict=True):
+            yield _write(folder / f"sheet-{file}.png", draw_sheet(federation, name))
+    if len(names) < len(federation.clients):
+        yield f"contact sheets of {len(names):,} of {len(federation.clients):,} clients; --sheets N makes up to N"
+
+
+def chosen(federation: Federation, most: int) -> list[str]:
+    """All clients, or of more than `most` as many, evenly spaced from the largest to the smallest."""
+    if len(federation.clients) <= most:
+        return list(federation.clients)
+    ordered = sorted(federation.clients, key=lambda name: -len(_all(federation.clients[name])))
+    places = np.linspace(0, len(ordered) - 1, most).round().astype(int) if most > 1 else np.zeros(most, int)
+    return [ordered[place] for place in places]
+
+
+def _all(index: ClientIndex) -> Tensor:
+    return torch.cat([index.of(side) for side in SIDES])
+
+
+def _file_names(names: Sequence[str]) -> list[str]:
+    """A file's name for every client: readable, and no two the same, on systems that ignore capitals too."""
+    plain = [re.sub(r"[^\w.-]+", "-", name).strip("-.")[:60] or "client" for name in names]
+    seen: set[str] = set()
+    for place, name in enumerate(plain):
+        candidate, number = name, 2
+        while candidate.lower() in seen:
+            candidate, number = f"{name}-{number}", number + 1
+        seen.add(candidate.lower())
+        plain[place] = candidate
+    return plain
+
+
+@contextmanager
+def _style() -> Iterator[None]:
+    import matplotlib
+
+    settings: dict[Any, Any] = {
+        "font.size": 9,
+        "axes.titlesize": 10,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "legend.frameon": False,
+        "text.parse_math": False,  # a client may be called $x$
+    }
+    with matplotlib.rc_context(settings), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # a box stands for a sign that the font does not have
+        yield
+
+
+def _write(path: Path, figure: Figure) -> str:
+    with beside(path) as part:
+        figure.savefig(part, format="png", pil_kwargs={"optimize": True})
+    return f"wrote {path}"
+
+
+def _title(federation: Federation, shown_clients: int) -> str:
+    """What a picture is of, and that it shows a part where it does."""
+    number = len(federation.clients)
+    if shown_clients == number:
+        return f"{federation.name}, {number} client{'s' if number > 1 else ''}"
+    return f"{federation.name}, {shown_clients} of {number:,} clients, from the largest to the smallest"
+
+
+# Channels
+
+
+@dataclass(frozen=True)
+class Channels:
+    """Which channels of the images are looked at, and what they are."""
+
+    picks: tuple[int, ...]
+    names: tuple[str, ...]
+    colours: tuple[str, ...]
+
+    @classmethod
+    def of(cls, images: Tensor) -> Channels:
+        """RGB, or of grey images and of neighbouring slices one channel. Slices are known by their neighbours: what
+        is above one is in the middle of the next."""
+        count, channels = images.shape[:2]
+        if channels != 3:
+            return cls((channels // 2,), (f"channel {channels // 2 + 1}" if channels > 1 else "grey",), ("#555555",))
+        some = images[: min(count, MOST_IMAGES)]
+        if len(some) > 1 and (some[1:, 0] == some[:-1, 1]).flatten(1).all(1).float().mean() > 0.5:
+            return cls((1,), ("middle slice",), ("#555555",))
+        some = images[_spread(count, MOST_IMAGES)]
+        if (some == some[:, :1]).all():
+            return cls((0,), ("grey",), ("#555555",))
+        return cls((0, 1, 2), ("red", "green", "blue"), ("#ee6677", "#228833", "#4477aa"))
+
+    def picture(self, images: Tensor) -> Picture:
+        """Images (B, C, H, W) as (B, H, W, 3)."""
+        picked = images[:, list(self.picks)].expand(-1, 3, -1, -1)
+        array: Picture = picked.movedim(1, -1).contiguous().numpy()
+        return array
+
+
+def _spread(count: int, most: int) -> Tensor:
+    """Places from 0 to `count`, evenly spaced, `most` at most."""
+    return torch.arange(count) if count <= most else torch.linspace(0, count - 1, most).round().long()
+
+
+# Contact sheets
+
+
+def draw_sheet(federation: Federation, name: str) -> Figure:
+    """A client's images: a column a class where there are few classes, and masks laid over images beside the images
+    alone."""
+    index = federation.clients[name]
+    sizes = ", ".join(f"{len(index.of(side)):,} {side}" for side in SIDES)
+    title = f"{federation.name}: {shown(name, 40)}, {len(_all(index)):,} images ({sizes})"
+    if federation.task == "segmentation":
+        return _sheet(title, *_mask_cells(federation, index), legend=federation.classes[1:])
+    if 5 <= len(federation.classes) <= COLUMNS:
+        return _sheet(title, *_class_columns(federation, index))
+    return _sheet(title, *_labelled_cells(federation, index))
+
+
+Cells = list[list[Picture | None]]
+Labels = list[list[str]]
+
+
+def _class_columns(federation: Federation, index: ClientIndex) -> tuple[Cells, Labels]:
+    """A column for every class, its name above."""
+    everything = _all(index)
+    labels = federation.labels[everything]
+    columns = [everything[labels == number][:ROWS] for number in range(len(federation.classes))]
+    rows = max(1, *(len(column) for column in columns))
+    pictures = [_cells(federation, column) for column in columns]
+    cells: Cells = [[column[row] if row < len(column) else None for column in pictures] for row in range(rows)]
+    heads = [shown(name, 15) for name in federation.classes]
+    return cells, [heads if row == 0 else [""] * len(heads) for row in range(rows)]
+
+
+def _labelled_cells(federation: Federation, index: ClientIndex) -> tuple[Cells, Labels]:
+    """Images in the order of their classes, as many classes as there is room for, each with its class above."""
+    everything = _all(index)
+    picked = _round_robin(federation.labels[everything], COLUMNS * ROWS)
+    places = everything[picked]
+    names = [shown(federation.classes[int(label)], 15) for label in federation.labels[places]]
+    return _in_rows(_cells(federation, places), COLUMNS), _in_rows(names, COLUMNS)
+
+
+def _mask_cells(federation: Federation, index: ClientIndex) -> tuple[Cells, Labels]:
+    """Pairs of an image and the same with its mask."""
+    everything = _all(index)
+    places = everything[_spread(len(everything), PAIRS * ROWS)]
+    plain = _cells(federation, places)
+    masks = federation.labels[places]
+    both = [
+        cell
+        for image, mask in zip(plain, masks, strict=True)
+        for cell in (image, _with_mask(image, _resized_mask(mask, image.shape[0], image.shape[1])))
+    ]
+    cells = _in_rows(both, 2 * PAIRS)
+    return cells, [[""] * len(row) for row in cells]
+
+
+def _round_robin(labels: Tensor, most: int) -> Tensor:
+    """Places of samples: the first of every class, then the second, up to `most`; in the order of their classes."""
+    turn = torch.empty(len(labels), dtype=torch.int64)
+    for number in labels.unique():
+        mine = (labels == number).nonzero().flatten()
+        turn[mine] = torch.arange(len(mine))
+    first = torch.argsort(turn * (int(labels.max()) + 1 if len(labels) else 1) + labels)[:most]
+    return first[torch.argsort(labels[first], stable=True)]
+
+
+def _in_rows(items: Sequence[Any], width: int) -> list[list[Any]]:
+    return [list(items[start : start + width]) for start in range(0, len(items), width)] or [[]]
+
+
+def _cells(federation: Federation, places: Tensor) -> list[Picture]:
+    """Images as they are drawn: small ones in whole multiples of their size, large ones averaged down."""
+    if not len(places):
+        return []
+    images = federation.images[places]
+    pictures = Channels.of(federation.images).picture(images)
+    side = max(images.shape[-2:])
+    if side <= CELL:
+        factor = max(1, round(CELL / side))
+        return list(pictures.repeat(factor, axis=1).repeat(factor, axis=2))
+    size = [max(1, round(length * CELL / side)) for length in images.shape[-2:]]
+    small = torch.nn.functional.interpolate(torch.from_numpy(pictures).movedim(-1, 1).float(), size, mode="area")
+    return list(small.movedim(1, -1).round().to(torch.uint8).numpy())
+
+
+def _resized_mask(mask: Tensor, height: int, width: int) -> NDArray[np.int64]:
+    rows = ((torch.arange(height) + 0.5) * mask.shape[0] / height).long()
+    columns = ((torch.arange(width) + 0.5) * mask.shape[1] / width).long()
+    resized: NDArray[np.int64] = mask[rows][:, columns].long().numpy()
+    return resized
+
+
+def _with_mask(image: Picture, mask: NDArray[np.int64]) -> Picture:
+    """Every class in a colour: a thin veil, and an outline where it ends."""
+    from matplotlib.colors import to_rgb
+
+    colours = np.array([(0.0, 0.0, 0.0), *map(to_rgb, MASK_COLOURS)]) * 255
+    colour = colours[np.where(mask > 0, (mask - 1) % len(MASK_COLOURS) + 1, 0)]
+    around = np.pad(mask, 1, mode="edge")
+    neighbours = (around[1:-1, :-2], around[1:-1, 2:], around[:-2, 1:-1], around[2:, 1:-1])
+    edge = np.logical_or.reduce([neighbour != mask for neighbour in neighbours]) & (mask > 0)
+    weight = np.where(edge, 1.0, np.where(mask > 0, 0.2, 0.0))[..., None]
+    blended: Picture = (image * (1 - weight) + colour * weight).round().astype(np.uint8)
+    return blended
+
+
+def _sheet(title: str, cells: Cells, labels: Labels, legend: Sequence[str] = ()) -> Figure:
+    """Cells laid out pixel for pixel, with a line of text above those that have a label."""
+    from matplotlib.colors import to_rgb
+    from matplotlib.figure import Figure
+
+    gap, line, top, dpi = 4, 14, 26, 100
+    first = next((cell for row in cells for cell in row if cell is not None), np.zeros((CELL, CELL, 3), np.uint8))
+    height, width = first.shape[:2]
+    columns = max(len(row) for row in cells) or 1
+    tops, below = [], top
+    for texts in labels:
+        below += line if any(texts) else 0
+        tops.append(below)
+        below += height + gap
+    across = max(columns * (width + gap) + gap, 480)
+    keys = _legend([shown(name, 20) for name in legend], across)
+    total = (below + (4 + line * (1 + keys[-1][1]) if keys else 0), across)
+    page: Picture = np.full((*total, 3), 255, np.uint8)
+    figure = Figure(figsize=(total[1] / dpi, total[0] / dpi), dpi=dpi)
+    figure.text(gap / total[1], 1 - 5 / total[0], title, va="top", fontsize=9)
+    for above, row, texts in zip(tops, cells, labels, strict=True):
+        for column, (cell, text) in enumerate(zip(row, texts, strict=True)):
+            left = gap + column * (width + gap)
+            if cell is not None:
+                page[above : above + height, left : left + width] = cell
+            middle = (left + width / 2) / total[1]
+            figure.text(middle, 1 - (above - 3) / total[0], text, ha="center", va="bottom", fontsize=7)
+    for number, (at, down, name) in enumerate(keys):
+        above = below + 3 + line * down
+        page[above : above + 10, at : at + 10] = np.array(to_rgb(MASK_COLOURS[number % len(MASK_COLOURS)])) * 255
+        figure.text((at + 14) / total[1], 1 - (above + 5) / total[0], name, va="center", fontsize=8)
+    figure.figimage(page, 0, 0)
+    return figure
+
+
+def _legend(names: Sequence[str], across: int) -> list[tuple[int, int, str]]:
+    """Where the key of every name goes: pixels from the left, and the line."""
+    keys, at, line = [], 4, 0
+    for name in names:
+        wide = 24 + 8 * len(name)
+        if at > 4 and at + wide > across:
+            at, line = 4, line + 1
+        keys.append((at, line, name))
+        at += wide
+    return keys
+
+
+# Labels
+
+
+def draw_labels(federation: Federation) -> Figure:
+    """What there is to learn at every client, and how much of it."""
+    from matplotlib.figure import Figure
+
+    names = chosen(federation, MOST_CLIENTS)
+    segmentation = federation.task == "segmentation"
+    wide = 5.5 if segmentation else min(2.5 + 0.45 * len(federation.classes), 9)
+    figure = Figure(figsize=(wide + 4, 1.5 + 0.3 * max(len(names), 3)), dpi=100, layout="constrained")
+    left, right = figure.subplots(1, 2, width_ratios=(wide, 3), sharey=True)
+    (_draw_areas if segmentation else _draw_classes)(left, federation, names)
+    _draw_sizes(right, federation, names)
+    left.set_yticks(range(len(names)), [shown(name, 20) for name in names])
+    left.set_ylim(len(names) - 0.5, -0.5)
+    figure.suptitle(_title(federation, len(names)), fontsize=10)
+    return figure
+
+
+def _draw_classes(axes: Axes, federation: Federation, names: Sequence[str]) -> None:
+    """A field for every client and class: the count as a number where there is room, its share as a colour."""
+    number = len(federation.classes)
+    counts = np.stack(
+        [
+            torch.bincount(federation.labels[_all(federation.clients[name])].long(), minlength=number).numpy()
+            for name in names
+        ]
+    )
+    shares = 100 * counts / counts.sum(1, keepdims=True).clip(1)
+    # Equal shares are in the middle of the scale or below, and a single client of one class does not stretch it.
+    highest = max(np.quantile(shares, 0.99), 200 / number)
+    drawn = axes.imshow(shares, cmap="cividis", vmin=0, vmax=highest, aspect="auto")
+    if number <= MOST_NUMBERS + 3:
+        for (row, column), count in np.ndenumerate(counts):
+            light = shares[row, column] > 0.6 * highest
+            axes.text(
+                column, row, f"{count:,}", ha="center", va="center", fontsize=7, color="black" if light else "white"
+            )
+    step = -(-number // 32)
+    ticks = range(0, number, step)
+    long = max(len(federation.classes[place]) for place in ticks) > 3
+    axes.set_xticks(ticks, [shown(federation.classes[place], 14) for place in ticks])
+    axes.tick_params(axis="x", rotation=90 if long and number > 10 else 30 if long else 0, length=0)
+    axes.tick_params(axis="y", length=0)
+    axes.spines[:].set_visible(False)
+    axes.set_title("images of a class")
+    more = "max" if shares.max() > highest else "neither"
+    bar = axes.figure.colorbar(drawn, ax=axes, location="bottom", shrink=0.6, aspect=40, pad=0.02, extend=more)
+    bar.set_label("share of the client's images, %")
+    bar.outline.set_visible(False)
+
+
+def _draw_areas(axes: Axes, federation: Federation, names: Sequence[str]) -> None:
+    """What share of an image every class but the background takes."""
+    number = len(federation.classes)
+    for row, name in enumerate(names):
+        index = _all(federation.clients[name])
+        masks = federation.labels[index[_spread(len(index), MOST_IMAGES)]]
+        for place in range(1, number):
+            area = 100 * by_chunks(masks, lambda part, place=place: (part == place).flatten(1).double().mean(1))  # type: ignore[misc]
+            _interval(axes, area.numpy(), row + _offset(place - 1, number - 1), _mask_ink(place - 1))
+    for place in range(1, number):
+        axes.plot([], [], color=_mask_ink(place - 1), linewidth=5, label=shown(federation.classes[place], 20))
+    axes.set(xlabel="share of an image, %", title="size of what masks mark")
+    axes.set_xlim(left=-0.01 * axes.get_xlim()[1])
+    axes.grid(axis="x", alpha=0.3)
+    axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=4, borderaxespad=0, handlelength=1)
+    axes.title.set_horizontalalignment("left")
+    axes.title.set_x(0)
+
+
+def _mask_ink(place: int) -> str:
+    return COLOURS[place % len(COLOURS)]
+
+
+def _draw_sizes(axes: Axes, federation: Federation, names: Sequence[str]) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    counts = np.array([[len(federation.clients[name].of(side)) for side in SIDES] for name in names])
+    start = np.zeros(len(names))
+    for place, side in enumerate(SIDES):
+        axes.barh(range(len(names)), counts[:, place], left=start, height=0.7, color=SIDE_COLOURS[place], label=side)
+        start += counts[:, place]
+    for row, total in enumerate(counts.sum(1)):
+        axes.text(total, row, f" {total:,}", va="center", fontsize=7)
+    axes.set_xlim(0, start.max() * 1.15 + 1)
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    axes.set(xlabel="images")
+    axes.tick_params(axis="y", length=0)
+    axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=3, borderaxespad=0, handlelength=1, columnspacing=1)
+
+
+def _interval(axes: Axes, values: NDArray[Any], at: float, colour: str) -> None:
+    """Where 90 % of the values are, as a thin line; the middle half, as a thick one; the median, as a dot."""
+    if not len(values):
+        return
+    low, first, middle, last, high = np.quantile(values, (0.05, 0.25, 0.5, 0.75, 0.95))
+    axes.plot((low, high), (at, at), color=colour, linewidth=1, solid_capstyle="butt")
+    axes.plot((first, last), (at, at), color=colour, linewidth=4, solid_capstyle="butt")
+    axes.plot(middle, at, "o", color="white", markeredgecolor=colour, markersize=4)
+
+
+def _offset(place: int, number: int) -> float:
+    """Where the `place`-th of `number` lines of a row stands, from the row's middle."""
+    return (place - (number - 1) / 2) * min(0.25, 0.75 / number)
+
+
+# Feature shift
+
+
+def draw_shift(federation: Federation) -> Figure:
+    """How images look at every client: brightness and contrast, channel by channel, and how far apart clients are."""
+    from matplotlib.figure import Figure
+
+    names = chosen(federation, MOST_LOOKS)
+    channels = Channels.of(federation.images)
+    dots = chosen(federation, MOST_DOTS)
+    each = max(20, MOST_IMAGES * MOST_LOOKS // max(len(dots), MOST_LOOKS))
+    everyone = {name: statistics(federation, name, channels.picks, each) for name in dict.fromkeys((*dots, *names))}
+    looks = {name: everyone[name] for name in names}
+    tall = 1 + 0.12 * max(len(names), 8) * (1 + len(channels.picks) / 2)
+    figure = Figure(figsize=(10, 4.2 + tall), dpi=100, layout="constrained")
+    axes = figure.subplots(2, 2, height_ratios=(3.6, tall))
+    _draw_scatter(axes[0, 0], everyone, len(federation.clients))
+    _draw_distances(axes[0, 1], looks)
+    _draw_statistics(axes[1], looks, channels)
+    figure.suptitle(_title(federation, len(names)), fontsize=10)
+    return figure
+
+
+def statistics(federation: Federation, name: str, picks: Sequence[int], most: int = MOST_IMAGES) -> NDArray[np.float64]:
+    """Mean and standard deviation of every picked channel of a client's images, (images, 2, channels), of 0–1."""
+    index = _all(federation.clients[name])
+    images = federation.images[index[_spread(len(index), most)]][:, list(picks)]
+    taken = by_chunks(images, lambda part: torch.stack((part.double().mean((2, 3)), _deviation(part)), 1) / 255)
+    found: NDArray[np.float64] = taken.numpy()
+    return found
+
+
+def _deviation(images: Tensor) -> Tensor:
+    return (images.double() - images.double().mean((2, 3), keepdim=True)).square().mean((2, 3)).sqrt()
+
+
+def distances(looks: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
+    """How far clients are apart: the difference of their mean statistics, in units of how much a statistic differs
+    between images of one client (a root mean square over clients), as a root mean square over statistics. At 1,
+    clients differ from each other as images of one client do."""
+    centres = np.stack(
+        [look.mean(0).ravel() if len(look) else np.full(look.shape[1] * look.shape[2], np.nan) for look in looks]
+    )
+    spread = np.sqrt(np.mean([look.var(0).ravel() for look in looks if len(look)], axis=0)).clip(1e-3)
+    apart: NDArray[np.float64] = np.sqrt((((centres[:, None] - centres[None]) / spread) ** 2).mean(-1))
+    return apart
+
+
+def _draw_scatter(axes: Axes, looks: dict[str, NDArray[np.float64]], clients: int) -> None:
+    """An image a dot and a client a colour, or where there are many clients, a client a dot."""
+    if len(looks) <= MOST_COLOURS:
+        for place, (name, look) in enumerate(looks.items()):
+            brightness, contrast = look.mean(2).T
+            style: dict[str, Any] = {"color": COLOURS[place], "marker": MARKERS[place], "linewidths": 0}
+            axes.scatter(brightness, contrast, s=12, alpha=0.5, **style)
+            axes.scatter([], [], s=25, label=shown(name, 20), **style)
+        axes.legend(loc="best", frameon=True, framealpha=0.8, edgecolor="none", borderpad=0.3, handletextpad=0.2)
+        axes.set_title("an image a dot")
+    else:
+        looks = {name: look for name, look in looks.items() if len(look)}
+        centres = np.stack([look.mean((0, 2)) for look in looks.values()])
+        axes.scatter(centres[:, 0], centres[:, 1], s=25, color=COLOURS[0], linewidths=0)
+        for place in _outermost(centres):
+            axes.annotate(shown(list(looks)[place], 16), centres[place], (4, 3), textcoords="offset points", fontsize=7)
+        part = f"all {clients:,}" if len(looks) == clients else f"{len(looks):,} of {clients:,}"
+        axes.set_title(f"a client a dot, the mean of its images; {part} clients")
+        axes.margins(0.12)
+    axes.set(xlabel="brightness (mean of 0–1)", ylabel="contrast (standard deviation)")
+    axes.grid(alpha=0.3)
+
+
+def _outermost(points: NDArray[np.float64]) -> list[int]:
+    """Which points to name: the lowest and the highest along both axes."""
+    return sorted({int(pick(points[:, axis])) for axis in (0, 1) for pick in (np.argmin, np.argmax)})
+
+
+def _draw_distances(axes: Axes, looks: dict[str, NDArray[np.float64]]) -> None:
+    apart = distances(list(looks.values()))
+    highest = max(np.nanmax(apart), 1.0)
+    drawn = axes.imshow(apart, cmap="cividis", vmin=0, vmax=highest)
+    names = [shown(name, 14) for name in looks]
+    if len(names) <= MOST_NUMBERS:
+        for (row, column), value in np.ndenumerate(apart):
+            colour = "black" if value > 0.6 * highest else "white"
+            axes.text(column, row, f"{value:.1f}", ha="center", va="center", fontsize=8, color=colour)
+    size = 9 if len(names) <= MOST_NUMBERS else 6
+    axes.set_xticks(range(len(names)), names, rotation=90 if len(names) > 6 else 30, fontsize=size)
+    if len(names) <= 6:
+        for label in axes.get_xticklabels():
+            label.set(ha="right", rotation_mode="anchor")
+    axes.set_yticks(range(len(names)), names, fontsize=size)
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+    axes.set_title("distance between clients\n(1: as much as images of one client differ)")
+    axes.figure.colorbar(drawn, ax=axes, shrink=0.8).outline.set_visible(False)
+
+
+def _draw_statistics(pair: Sequence[Axes], looks: dict[str, NDArray[np.float64]], channels: Channels) -> None:
+    number = len(channels.picks)
+    for statistic, (axes, title) in enumerate(zip(pair, ("mean", "standard deviation"), strict=True)):
+        for row, look in enumerate(looks.values()):
+            for place in range(number):
+                _interval(axes, look[:, statistic, place], row + _offset(place, number), channels.colours[place])
+        axes.set_ylim(len(looks) - 0.5, -0.5)
+        axes.set_yticks(range(len(looks)), [shown(name, 20) for name in looks] if statistic == 0 else [""] * len(looks))
+        axes.tick_params(axis="y", length=0)
+        axes.grid(axis="x", alpha=0.3)
+        axes.set(xlabel=f"{title} of a channel of an image, 0–1")
+    for name, colour in zip(channels.names, channels.colours, strict=True):
+        pair[0].plot([], [], color=colour, linewidth=4, label=name)
+    pair[0].legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=3, borderaxespad=0, handlelength=1)
+    pair[1].text(1, 1.02, "line: 90 % of the images, bar: half, dot: median", transform=pair[1].transAxes,
+                 ha="right", va="bottom", fontsize=8)  # fmt: skip
