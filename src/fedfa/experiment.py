@@ -32,7 +32,7 @@ COMPONENTS: dict[str, Registry[Any]] = REGISTRIES | {"transform": TRANSFORMS}
 """Those of which an experiment has one, and those of which it has a list."""
 GIVEN = ("num_classes", "in_channels", "augment")
 """Arguments of a network that the federation and the algorithm decide."""
-COSMETIC = {"description", "checkpoint_every", "keep_checkpoints"}
+COSMETIC = {"description", "checkpoint_every", "keep_checkpoints", "lanes"}
 """Keys that do not change a run's numbers, and so not its name."""
 
 
@@ -68,7 +68,9 @@ class Experiment(BaseModel):
     optimizer_state: Literal["fresh", "kept"] = "fresh"
     dice: Literal["foreground", "released"] = "foreground"
     evaluate_every: int = Field(1, ge=1)
-    engine: Literal["sequential"] = "sequential"
+    engine: Literal["auto", "sequential", "captured"] = "auto"
+    lanes: int = Field(0, ge=0)
+    precision: Literal["float32", "tf32", "bf16"] = "tf32"
     device: str = "auto"
     threads: int = Field(0, ge=0)
     checkpoint_every: int = Field(10, ge=1)

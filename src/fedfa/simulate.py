@@ -19,11 +19,13 @@ from fedfa.data.federation import Federation
 from fedfa.data.splits import Splits
 from fedfa.data.transforms import Transforms
 from fedfa.engines.base import Engine
+from fedfa.engines.captured import Captured
 from fedfa.engines.client import Local
 from fedfa.engines.sequential import Sequential
 from fedfa.errors import UserError
 from fedfa.experiment import COMPONENTS, REGISTRIES, Experiment, load
 from fedfa.memory import Memory
+from fedfa.precision import arithmetic
 from fedfa.registry import nearest
 from fedfa.runs import Run, clear, find_run, held
 from fedfa.server import Plan, Watcher, collect_shares, first_state, play_round
@@ -210,7 +212,23 @@ def play(run: Run, watcher: Watcher | None = None, parts: Parts | None = None) -
             "put them back, or start anew with --force"
         )
     memory = Memory(run.folder / "memory")
-    engine = Sequential(
+    threads = torch.get_num_threads()
+    with held(run.folder), arithmetic(config.precision):
+        engine = build_engine(config, parts, memory, device, watcher)
+        try:
+            torch.set_num_threads(run.provenance["threads"])  # sums depend on it: a resumed run must not differ
+            return _play(run, watcher, parts, engine, memory, device)
+        finally:
+            torch.set_num_threads(threads)
+
+
+def build_engine(config: Experiment, parts: Parts, memory: Memory, device: torch.device, watcher: Watcher) -> Engine:
+    """The engine that the experiment asks for; `auto` captures where there is a CUDA device."""
+    if config.engine == "captured" and device.type != "cuda":
+        raise UserError(f"engine=captured needs a CUDA device, not {device}: say engine=sequential")
+    captured = config.engine == "captured" or (config.engine == "auto" and device.type == "cuda")
+    own: dict[str, Any] = {"lanes": config.lanes, "say": watcher.noticed} if captured else {}
+    return (Captured if captured else Sequential)(
         parts.model,
         parts.federation,
         parts.task,
@@ -222,14 +240,9 @@ def play(run: Run, watcher: Watcher | None = None, parts: Parts | None = None) -
         parts.augmentation,
         device,
         parts.transforms,
+        config.precision,
+        **own,
     )
-    threads = torch.get_num_threads()
-    with held(run.folder):
-        try:
-            torch.set_num_threads(run.provenance["threads"])  # sums depend on it: a resumed run must not differ
-            return _play(run, watcher, parts, engine, memory, device)
-        finally:
-            torch.set_num_threads(threads)
 
 
 def _play(run: Run, watcher: Watcher, parts: Parts, engine: Engine, memory: Memory, device: torch.device) -> Run:

@@ -37,6 +37,16 @@ class Streams:
             self._open[name] = generator(*self._path, name, device=self._device)
         return self._open[name]
 
+    def move(self, round: int, client: str) -> None:
+        """Become the streams of another round or client: the same generators, seeded anew."""
+        self._path = (self._path[0], round, client)
+        for name, opened in self._open.items():
+            opened.manual_seed(self.seed(name))
+
+    def opened(self) -> list[torch.Generator]:
+        """The generators that were asked for so far."""
+        return list(self._open.values())
+
     def host(self, name: str) -> torch.Generator:
         """A fresh generator on the CPU: for what is laid out on the host, such as the order of the data."""
         return generator(*self._path, name)

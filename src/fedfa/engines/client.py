@@ -47,14 +47,16 @@ class Local:
     def rate(self, round: int) -> float:
         return self.lr * self.lr_decay ** (round - 1)
 
-    def build(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-        """The optimiser, in its fused form where torch has one: Adam is four times as fast on the CPU that way."""
+    def build(self, parameters: list[nn.Parameter], capturable: bool = False) -> torch.optim.Optimizer:
+        """The optimiser, in its fused form where torch has one: Adam is four times as fast on the CPU that way. A
+        capturable one has its learning rate in a tensor, which a captured step reads anew each time."""
         fused = all(parameter.device.type in ("cpu", "cuda") for parameter in parameters)
         decay = self.weight_decay
+        rate = torch.tensor(self.lr, device=parameters[0].device) if capturable else self.lr
         if self.optimizer == "sgd":
-            return torch.optim.SGD(parameters, self.lr, momentum=self.momentum, weight_decay=decay, fused=fused)
+            return torch.optim.SGD(parameters, rate, momentum=self.momentum, weight_decay=decay, fused=fused)
         kind = torch.optim.Adam if self.optimizer == "adam" else torch.optim.AdamW
-        return kind(parameters, self.lr, weight_decay=decay, fused=fused)
+        return kind(parameters, rate, weight_decay=decay, fused=fused, capturable=capturable)
 
 
 @dataclass(frozen=True)
@@ -71,13 +73,14 @@ class Broadcast:
 class Slot:
     """A place where clients train, one after another: a model, its optimiser and its random layers' draws."""
 
-    def __init__(self, model: nn.Module, local: Local) -> None:
+    def __init__(self, model: nn.Module, local: Local, capturable: bool = False) -> None:
         self.model = model
         self.kinds = entries(model)
         state = model.state_dict()
         self.tensors: dict[str, Tensor] = {name: state[name] for name in self.kinds}
-        self._built = {name: tensor.clone() for name, tensor in self.tensors.items()}
-        self.optimizer = local.build(list(model.parameters()))
+        self.built = {name: tensor.clone() for name, tensor in self.tensors.items()}
+        """The model's entries as they were built: what a client without private ones of its own starts from."""
+        self.optimizer = local.build(list(model.parameters()), capturable)
         self.draws = Draws(model)
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
@@ -89,7 +92,7 @@ class Slot:
         """Become a client: the server's entries, and the client's private ones from its memory, or as the model was
         built if it has none yet. Nothing of the client before is left."""
         self.load(received)
-        self.load({name: memory.get(name, self._built[name]) for name in private})
+        self.load({name: memory.get(name, self.built[name]) for name in private})
 
 
 @dataclass
@@ -175,11 +178,8 @@ def batches(index: Tensor, local: Local, generator: torch.Generator) -> Iterator
 
 def train(client: Client, algorithm: Algorithm, weight: int) -> Update:
     """Train one client for a round and return its update. The client's memory is new, its model is in the slot."""
-    slot, model = client.slot, client.model
-    private = algorithm.private(model)
-    slot.enter(client.received, private, {**algorithm.unseen(client.extras), **client.memory})
-    _restore(slot.optimizer, client.memory if client.local.optimizer_state == "kept" else {}, client.rate)
-    model.train()
+    enter(client, algorithm)
+    _restore(client.optimizer, kept_optimizer(client), client.rate)
     total, samples = torch.zeros((), device=client.federation.device), 0
     try:
         # The global generator serves whatever draws from it (Dropout): the same draws in whatever order clients run.
@@ -187,15 +187,33 @@ def train(client: Client, algorithm: Algorithm, weight: int) -> Update:
             torch.manual_seed(client.streams.seed("torch"))
             algorithm.begin(client)
             for index in batches(client.index.train, client.local, client.streams.host("order")):
-                slot.draws.sample(len(index), client.streams)
-                batch = client.transforms.training(Batch(*client.federation.batch(index)), client.streams)
-                batch = client.augmentation.mix(batch, slot.draws, client.streams)
-                total += algorithm.step(client, batch) * len(batch)
+                total += step(client, algorithm, index)
                 client.steps += 1
-                samples += len(batch)
+                samples += len(index)
             algorithm.end(client)
     finally:
-        slot.draws.clear()
+        client.slot.draws.clear()
+    return leave(client, algorithm, weight, total / max(samples, 1))
+
+
+def enter(client: Client, algorithm: Algorithm) -> None:
+    """Put the client's model into its slot: the server's, and what is private from its memory."""
+    private = algorithm.private(client.model)
+    client.slot.enter(client.received, private, {**algorithm.unseen(client.extras), **client.memory})
+    client.model.train()
+
+
+def step(client: Client, algorithm: Algorithm, index: Tensor) -> Tensor:
+    """One local step on the samples at `index`; the sum of their losses. All of it can be captured in a CUDA graph."""
+    client.slot.draws.sample(len(index), client.streams)
+    batch = client.transforms.training(Batch(*client.federation.batch(index)), client.streams)
+    batch = client.augmentation.mix(batch, client.slot.draws, client.streams)
+    return algorithm.step(client, batch) * len(index)
+
+
+def leave(client: Client, algorithm: Algorithm, weight: int, loss: Tensor) -> Update:
+    """What a client that is done sends, and what it keeps. The update's tensors are the slot's."""
+    slot, private = client.slot, algorithm.private(client.model)
     client.memory.update({name: slot.tensors[name].clone() for name in private})
     if client.local.optimizer_state == "kept":
         client.memory.update(_saved(slot.optimizer))
@@ -205,8 +223,15 @@ def train(client: Client, algorithm: Algorithm, weight: int) -> Update:
         model={name: tensor for name, tensor in slot.tensors.items() if name not in private},
         report=algorithm.report(client),
         steps=client.steps,
-        loss=total / max(samples, 1),
+        loss=loss,
     )
+
+
+def kept_optimizer(client: Client) -> dict[str, Tensor]:
+    """The optimiser's state in a client's memory, where it is kept between rounds."""
+    if client.local.optimizer_state == "fresh":
+        return {}
+    return {name: tensor for name, tensor in client.memory.items() if name.startswith(OPTIMIZER)}
 
 
 def _devices(client: Client) -> list[int]:
@@ -219,11 +244,10 @@ def _restore(optimizer: torch.optim.Optimizer, memory: Mapping[str, Tensor], rat
     optimizer.state.clear()
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     for name, tensor in memory.items():
-        if name.startswith(OPTIMIZER):
-            _, number, key = name.split("/")
-            parameter = parameters[int(number)]
-            on_host = key == "step" and not optimizer.defaults["fused"]  # where torch then keeps the count of steps
-            optimizer.state[parameter][key] = tensor.clone().to("cpu" if on_host else parameter.device)
+        _, number, key = name.split("/")
+        parameter = parameters[int(number)]
+        on_host = key == "step" and not optimizer.defaults["fused"]  # where torch then keeps the count of steps
+        optimizer.state[parameter][key] = tensor.clone().to("cpu" if on_host else parameter.device)
     for group in optimizer.param_groups:
         group["lr"] = rate
 

@@ -14,6 +14,7 @@ from fedfa.data.transforms import Transforms
 from fedfa.engines.base import Refused, Score
 from fedfa.engines.client import Broadcast, Client, Local, Slot, train
 from fedfa.memory import Memory
+from fedfa.precision import Precision, cast
 from fedfa.reduction import BadUpdate, Update, check
 from fedfa.streams import Streams
 from fedfa.task import Task
@@ -37,13 +38,14 @@ class Sequential:
         augmentation: Augmentation | None = None,
         device: torch.device | str = "cpu",
         transforms: Transforms | None = None,
+        precision: Precision = "float32",
     ) -> None:
         self.device = torch.device(device)
         self.federation = federation.to(self.device)
         self.task, self.algorithm, self.local, self.memory = task, algorithm, local, memory
         self.seed, self.weighting = seed, weighting
         self.augmentation, self.transforms = augmentation or Augmentation(), transforms or Transforms()
-        self.slot = Slot(model.to(self.device), local)
+        self.slot = Slot(cast(model, precision, self.device), local)
 
     def client(self, name: str, broadcast: Broadcast) -> Client:
         """The client with this name as it stands before the round's training."""
@@ -73,18 +75,22 @@ class Sequential:
     def train(self, broadcast: Broadcast, names: Sequence[str]) -> Iterator[Update | Refused]:
         for name in names:
             client = self.client(name, broadcast)
-            weight = 1 if self.weighting == "uniform" else len(client.index.train)
-            update = train(client, self.algorithm, weight)
-            if not update.steps:
-                yield Refused(name, f"has no batch to train on ({len(client.index.train)} training samples)")
-                continue
-            try:
-                check(update, broadcast.model, broadcast.expected)
-            except BadUpdate as bad:
-                yield Refused(name, str(bad))
-                continue
-            self.memory.save(name, broadcast.round, client.memory)
-            yield update
+            yield self._sent(client, train(client, self.algorithm, self._weight(client)), broadcast)
+
+    def _weight(self, client: Client) -> int:
+        return 1 if self.weighting == "uniform" else len(client.index.train)
+
+    def _sent(self, client: Client, update: Update, broadcast: Broadcast) -> Update | Refused:
+        """The update if it may be sent; the client's memory is kept then."""
+        if not update.steps:
+            samples = len(client.index.train)
+            return Refused(client.name, f"has no batch to train on ({samples} training samples)")
+        try:
+            check(update, broadcast.model, broadcast.expected)
+        except BadUpdate as bad:
+            return Refused(client.name, str(bad))
+        self.memory.save(client.name, broadcast.round, client.memory)
+        return update
 
     @torch.no_grad()
     def evaluate(self, broadcast: Broadcast, names: Sequence[str], split: Split) -> dict[str, Score]:

@@ -1,0 +1,199 @@
+"""The captured engine against the sequential one. All of it needs a CUDA device."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fedfa
+from fedfa import Algorithm, Federation
+from fedfa.augmentation import Augmentation
+from fedfa.engines.captured import Captured
+from fedfa.engines.client import Client, Local
+from fedfa.engines.sequential import Sequential
+from fedfa.memory import Memory
+from fedfa.precision import arithmetic
+from fedfa.server import Record, Watcher, collect_shares, first_state, play_round
+from fedfa.state import ServerState
+from fedfa.task import Batch, Classification, Segmentation
+from playing import algorithm, plan_for, uneven
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+ALGORITHMS = [name for name in fedfa.ALGORITHMS if name.startswith(("fed", "scaffold"))]
+
+
+def network(rule: Algorithm, augmentation: Augmentation | None = None) -> nn.Module:
+    torch.manual_seed(0)
+    own = [layer for layer in (augmentation and augmentation.layer(4, 1), rule.layer(4)) if layer is not None]
+    stage = [nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), *own]
+    return nn.Sequential(*stage, nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(16, 3))
+
+
+def play(
+    kind: type[Sequential],
+    rule: Algorithm,
+    folder: Path,
+    rounds: int = 6,
+    local: Local | None = None,
+    augmentation: Augmentation | None = None,
+    participation: float = 1.0,
+    model: nn.Module | None = None,
+    federation: Federation | None = None,
+    **own: Any,
+) -> tuple[ServerState, list[Record], Memory]:
+    federation = federation or uneven()
+    model = copy.deepcopy(model) if model is not None else network(rule, augmentation)
+    local = local or Local(batch_size=4, lr=0.05, epochs=2)
+    memory = Memory(folder)
+    with arithmetic("float32"):
+        engine = kind(
+            model, federation, Classification(), rule, local, memory, 0, augmentation=augmentation, device="cuda", **own
+        )
+        plan = plan_for(federation, rounds, participation)
+        start = first_state(model, rule, len(plan.clients)).to("cuda")
+        server = collect_shares(start, rule, engine, plan)
+        records = []
+        for _ in range(rounds):
+            server, record = play_round(server, rule, engine, plan, Watcher())
+            records.append(record)
+    return server, records, memory
+
+
+def assert_alike(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
+    assert one.keys() == other.keys()
+    for name, tensor in one.items():
+        torch.testing.assert_close(tensor.float(), other[name].float(), atol=2e-5, rtol=2e-4, msg=name)
+
+
+def still(name: str) -> Algorithm:
+    """The algorithm with nothing random in it; FedMix shares a single average, which every draw then is."""
+    if name.startswith("fedfa"):
+        return algorithm(name, p=0.0)
+    return algorithm(name, average=0) if name == "fedmix" else algorithm(name)
+
+
+def one_site(rule: Algorithm) -> Federation:
+    """For FedMix: with one average in all there is nothing to draw."""
+    whole = uneven()
+    return Federation(whole.name, whole.task, whole.images, whole.labels, whole.classes, {"a": whole.clients["a"]})
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_it_equals_the_sequential_engine_where_nothing_is_random(name: str, tmp_path: Path) -> None:
+    federation = one_site(still(name)) if name == "fedmix" else None
+    found = [
+        play(kind, still(name), tmp_path / kind.__name__, federation=federation) for kind in (Sequential, Captured)
+    ]
+    (plain, records, kept), (ours, others, memory) = found
+    assert_alike(dict(plain.model), dict(ours.model))
+    assert_alike(dict(plain.memory), dict(ours.memory))
+    for record, other in zip(records, others, strict=True):
+        assert record.loss == pytest.approx(other.loss, rel=1e-3)
+        assert not other.refused and record.clients == other.clients
+    for client in uneven().clients:
+        assert_alike(kept.load(client, 6), memory.load(client, 6))
+
+
+@pytest.mark.parametrize(
+    "local",
+    [
+        Local(batch_size=4, lr=0.05, momentum=0.9, weight_decay=1e-3),
+        Local(batch_size=4, lr=0.05, momentum=0.9, optimizer_state="kept"),
+        Local(batch_size=4, lr=0.01, optimizer="adam", optimizer_state="kept"),
+        Local(batch_size=4, lr=0.01, optimizer="adamw"),
+        Local(batch_size=4, lr=0.1, lr_decay=0.5, clip=0.3),
+        Local(batch_size=100, lr=0.1, epochs=3),
+        Local(batch_size=4, lr=0.1, drop_last=True),
+    ],
+)
+def test_optimisers_and_batches(local: Local, tmp_path: Path) -> None:
+    rule = algorithm("fedprox")
+    (plain, *_), (ours, *_) = (
+        play(kind, rule, tmp_path / kind.__name__, local=local) for kind in (Sequential, Captured)
+    )
+    assert_alike(dict(plain.model), dict(ours.model))
+
+
+@pytest.mark.parametrize("lanes", [1, 2, 3])
+def test_any_number_of_lanes_and_any_participation(lanes: int, tmp_path: Path) -> None:
+    plain, records, _ = play(Sequential, algorithm("scaffold"), tmp_path / "a", participation=0.5)
+    ours, others, _ = play(Captured, algorithm("scaffold"), tmp_path / "b", participation=0.5, lanes=lanes)
+    assert [record.clients for record in records] == [record.clients for record in others]
+    assert_alike(dict(plain.model), dict(ours.model))
+
+
+@pytest.mark.parametrize("name", ["fedfa", "fedfa-total", "fedmix"])
+def test_it_repeats_itself_and_draws_anew_every_step(name: str, tmp_path: Path) -> None:
+    rule = algorithm(name, p=1.0) if name != "fedmix" else algorithm(name, lam=0.3, average=2)
+    losses = [[r.loss for r in play(Captured, rule, tmp_path / str(n))[1]] for n in range(2)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+    assert len(set(losses[0])) == len(losses[0])
+
+
+@pytest.mark.parametrize("name", ["mixup", "cutmix", "manifold-mixup", "mixstyle", "moex", "dsu"])
+def test_augmentations(name: str, tmp_path: Path) -> None:
+    augmentation = fedfa.AUGMENTATIONS[name]()
+    _, records, _ = play(Captured, algorithm("fedfa"), tmp_path, augmentation=augmentation)
+    assert all(record.loss is not None and not record.refused for record in records)
+
+
+def test_segmentation_in_bfloat16(tmp_path: Path) -> None:
+    run = fedfa.run("phantom-sites", root=tmp_path, device="cuda", engine="captured", precision="bf16", rounds=4)
+    assert run.metrics[-1]["loss"] < run.metrics[0]["loss"]
+    assert isinstance(Segmentation(), Segmentation)
+
+
+def test_dropout_falls_back_with_a_line(tmp_path: Path) -> None:
+    said: list[str] = []
+    model = nn.Sequential(network(Algorithm()), nn.Dropout(0.5))
+    play(Captured, Algorithm(), tmp_path, model=model, say=said.append, rounds=1)
+    assert said == [
+        "engine captured: Dropout draws from torch's own generator, which lanes would share, "
+        "so clients train one after another"
+    ]
+
+
+class Curious(Algorithm):
+    """A step that looks at a number, which nothing captured can."""
+
+    def gradients(self, client: Client, batch: Batch) -> Tensor:
+        loss = super().gradients(client, batch)
+        assert loss.item() > 0
+        return loss
+
+
+def test_a_step_that_cannot_be_captured_falls_back_with_a_line(tmp_path: Path) -> None:
+    said: list[str] = []
+    ours, *_ = play(Captured, Curious(), tmp_path / "a", say=said.append)
+    plain, *_ = play(Sequential, Algorithm(), tmp_path / "b")
+    assert len(said) == 1 and "cannot be captured" in said[0]
+    assert_alike(dict(plain.model), dict(ours.model))
+
+
+def test_too_little_memory_means_fewer_lanes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The third lane finds no room: two go on, and the result is the same."""
+    from fedfa.engines import captured
+
+    original, made = captured.Lane.capture, []
+
+    def scarce(self: Any, *args: Any) -> None:
+        if self not in made:
+            made.append(self)
+        if len(made) > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        original(self, *args)
+
+    monkeypatch.setattr(captured.Lane, "capture", scarce)
+    said: list[str] = []
+    ours, *_ = play(Captured, algorithm("fedprox"), tmp_path / "a", say=said.append)
+    plain, *_ = play(Sequential, algorithm("fedprox"), tmp_path / "b")
+    assert said and "the GPU has no room for more" in said[0]
+    assert_alike(dict(plain.model), dict(ours.model))
