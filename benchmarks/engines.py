@@ -1,0 +1,222 @@
+"""The captured engine against the eager loop, on one GPU: whole rounds without evaluation, interleaved in one run.
+
+    python -m benchmarks.engines [CASE ...]
+
+The eager loop is our sequential engine: the same networks, layers, batches and sums, one client after another.
+`released` is the same loop with the arithmetic of the authors' FFA layer, written from what is known of their code.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import fedfa
+from benchmarks.measure import ratios
+from fedfa import ClientIndex, Federation
+from fedfa.engines.captured import Captured
+from fedfa.engines.client import Local
+from fedfa.engines.sequential import Sequential
+from fedfa.memory import Memory
+from fedfa.nets import AlexNet, LeNet, ResNet18
+from fedfa.precision import Precision, arithmetic
+from fedfa.server import Plan, Watcher, evaluate, first_state, play_round
+from fedfa.task import Classification
+
+
+class Released(nn.Module):
+    """The authors' layer: gate from Python's generator, unbiased variances, γ by a Python sum over channels."""
+
+    def __init__(self, channels: int, p: float = 0.5) -> None:
+        super().__init__()
+        self.channels, self.p, self.alpha, self.eps = channels, p, 0.99, 1e-6
+        for name, start in (("mean", 0.0), ("std", 1.0), ("mean_spread", 1.0), ("std_spread", 1.0)):
+            self.register_buffer(name, torch.full((channels,), start))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training or random.random() > self.p:
+            return x
+        mean, std = x.mean((2, 3)), (x.var((2, 3)) + self.eps).sqrt()
+        with torch.no_grad():
+            for running, now in ((self.mean, mean), (self.std, std)):
+                running.mul_(self.alpha).add_(now.mean(0), alpha=1 - self.alpha)
+        new = []
+        for value, spread in ((mean, self.mean_spread), (std, self.std_spread)):
+            weight = 1 / (1 + 1 / (spread + self.eps))
+            gamma = self.channels * weight / sum(weight)  # type: ignore[arg-type]  # as they have it
+            width = ((gamma + 1) * (value.var(0) + self.eps)).sqrt()
+            new.append(value + torch.randn_like(value) * width)
+        normal = (x - mean[:, :, None, None]) / std[:, :, None, None]
+        return normal * new[1][:, :, None, None] + new[0][:, :, None, None]
+
+
+class TwoConvolutions(nn.Module):
+    """pfl-research's network for its CIFAR-10 benchmark: two convolutions, two fully connected layers."""
+
+    def __init__(self, num_classes: int = 10) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv2d(3, 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
+            nn.Linear(64 * 14 * 14, 128), nn.ReLU(), nn.Linear(128, num_classes),
+        )  # fmt: skip
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layers(x)
+        return out
+
+
+def federation(clients: int, samples: int, side: int) -> Federation:
+    draw = torch.Generator().manual_seed(0)
+    images = torch.randint(256, (samples * min(clients, 20), 3, side, side), generator=draw, dtype=torch.uint8)
+    none = torch.arange(0)
+    index = {
+        f"{number:04d}": ClientIndex(torch.arange(samples) + samples * (number % 20), none, none)
+        for number in range(clients)
+    }
+    labels = torch.randint(10, (len(images),), generator=draw)
+    return Federation("noise", "classification", images, labels, tuple(map(str, range(10))), index)
+
+
+def rounds(
+    kind: type[Sequential],
+    model: nn.Module,
+    data: Federation,
+    batch: int,
+    precision: Precision,
+    algorithm: str = "fedavg",
+    participation: float = 1.0,
+    evaluated: bool = False,
+    **own: Any,
+) -> Callable[[], None]:
+    """A function that plays a round and waits for it."""
+    rule = fedfa.ALGORITHMS[algorithm]()
+    memory = Memory(Path(tempfile.mkdtemp()))
+    local = Local(batch_size=batch, lr=0.01)
+    engine = kind(model, data, Classification(), rule, local, memory, 0, device="cuda", precision=precision, **own)
+    plan = Plan(10**6, 0, tuple(data.clients), participation=participation, evaluate_every=10**6)
+    state = first_state(model, rule, len(data.clients)).to("cuda")
+
+    def play() -> None:
+        nonlocal state
+        with arithmetic(precision):
+            state, record = play_round(state, rule, engine, plan, Watcher())
+            if evaluated:
+                evaluate(state, rule, engine, plan)
+        assert not record.refused
+        torch.cuda.synchronize()
+
+    return play
+
+
+def against(
+    title: str,
+    must: str,
+    network: Callable[..., nn.Module],
+    clients: int,
+    batch: int,
+    side: int,
+    precision: Precision,
+    steps: int,
+    layer: Callable[[int], nn.Module] | None = None,
+    participation: float = 1.0,
+    repeats: int = 5,
+    **loops: Callable[[int], nn.Module] | None,
+) -> None:
+    """Print how many times as fast a round is captured as it is in each of the loops."""
+    data = federation(clients, steps * batch, side)
+
+    def made(augment: Callable[[int], nn.Module] | None) -> nn.Module:
+        torch.manual_seed(0)
+        return network(10) if augment is None else network(10, augment=augment)
+
+    def with_(kind: type[Sequential], augment: Callable[[int], nn.Module] | None) -> Callable[[], None]:
+        return rounds(kind, made(augment), data, batch, precision, participation=participation)
+
+    variants = {"captured": with_(Captured, layer)}
+    variants |= {name: with_(Sequential, augment) for name, augment in {"eager": layer, **loops}.items()}
+    for _ in range(3):
+        variants["captured"]()
+    found = ratios("captured", variants, repeats, warmup=1)
+    text = ", ".join(f"{ratio:.1f} x {name}" for name, ratio in found.items())
+    print(f"{title}, {precision}: {text}  (must {must})", flush=True)
+    torch.cuda.empty_cache()
+
+
+def ffa_cost(precision: Precision) -> None:
+    """What FFA adds to a captured round of AlexNet."""
+    data = federation(4, 20 * 32, 256)
+    variants = {}
+    for name, layer in (("without", None), ("with", fedfa.FFA)):
+        torch.manual_seed(0)
+        variants[name] = rounds(Captured, AlexNet(10, augment=layer), data, 32, precision)
+    for play in variants.values():
+        play()
+    ratio = ratios("without", variants, 8, warmup=2)["with"]
+    print(f"FFA adds to a captured round, AlexNet 4 x 32, {precision}: {ratio - 1:+.1%}  (must +8 %)", flush=True)
+
+
+def office(precision: Precision, count: int = 60) -> None:
+    """Seconds that 400 rounds of FedFA take on a federation of Office-Caltech 10's sizes, evaluated every round."""
+    import time
+
+    sizes = {"amazon": (459, 307, 192), "caltech": (538, 360, 225), "dslr": (75, 50, 32), "webcam": (141, 95, 59)}
+    total = sum(sum(parts) for parts in sizes.values())
+    images = torch.randint(256, (total, 3, 256, 256), dtype=torch.uint8)
+    clients, first = {}, 0
+    for name, parts in sizes.items():
+        clients[name] = ClientIndex(*(torch.arange(first, first + sum(parts))).split(list(parts)))
+        first += sum(parts)
+    data = Federation("office", "classification", images, torch.arange(total) % 10, tuple("abcdefghij"), clients)
+    torch.manual_seed(0)
+    play = rounds(Captured, AlexNet(10, augment=fedfa.FFA), data, 32, precision, algorithm="fedfa", evaluated=True)
+    start = time.perf_counter()
+    for _ in range(10):
+        play()
+    first_ten = time.perf_counter() - start
+    start = time.perf_counter()
+    for _ in range(count):
+        play()
+    each = (time.perf_counter() - start) / count
+    seconds = first_ten + 390 * each
+    print(
+        f"FedFA, AlexNet, Office's sizes, evaluation every round, {precision}: {seconds:.1f} s for 400 rounds "
+        f"(first ten {first_ten:.1f} s, then {1000 * each:.1f} ms each, timed over {count}; must 30 s)",
+        flush=True,
+    )
+
+
+CASES: dict[str, Callable[[], None]] = {
+    "lenet": lambda: against("LeNet, 10 x 10 at 28 px, 20 steps", "40", LeNet, 10, 10, 28, "tf32", 20),
+    "resnet": lambda: against("ResNet-18, 10 x 10 at 32 px, 20 steps", "12", ResNet18, 10, 10, 32, "tf32", 20),
+    "resnet-bf16": lambda: against("ResNet-18, 10 x 10 at 32 px, 20 steps", "18", ResNet18, 10, 10, 32, "bf16", 20),
+    "alexnet": lambda: against(
+        "AlexNet with FFA, 4 x 32 at 256 px, 20 steps", "6 eager, 10 released", AlexNet, 4, 32, 256, "bf16", 20,
+        fedfa.FFA, released=Released, repeats=3,
+    ),
+    "ffa": lambda: ffa_cost("bf16"),
+    "ffa-tf32": lambda: ffa_cost("tf32"),
+    "office": lambda: office("bf16"),
+    "pfl": lambda: against(
+        "1,000 clients of 50 images, 50 a round, batch 10, two-conv CNN", "20",
+        TwoConvolutions, 1000, 10, 32, "tf32", 5, participation=0.05,
+    ),
+}  # fmt: skip
+
+
+def main(names: list[str]) -> None:
+    if not torch.cuda.is_available():
+        print("benchmarks.engines needs a CUDA device")
+        return
+    for name in names or CASES:
+        CASES[name]()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
