@@ -46,6 +46,10 @@ class Update:
     steps: int = 0
     loss: Tensor | None = None
     """Mean training loss over the round's samples."""
+    row: Tensor | None = None
+    """The model's floating-point entries in one row, in their order, where the engine has laid them out so."""
+    finite: bool | None = None
+    """Whether all of it is finite, where an engine in this very process has looked."""
 
 
 @dataclass(frozen=True)
@@ -75,12 +79,13 @@ class ExactSum:
         self._like: dict[str, Tensor] | None = None
         self._high = self._low = torch.empty(0, dtype=torch.float64)
 
-    def add(self, tensors: Mapping[str, Tensor], weight: int = 1) -> None:
+    def add(self, tensors: Mapping[str, Tensor], weight: int = 1, row: Tensor | None = None) -> None:
+        """Add tensors; `row` is all of them in one, if that is at hand."""
         if self._like is None:
             self._like = {name: torch.empty_like(tensor, device="meta") for name, tensor in tensors.items()}
         if not self._like:
             return
-        flat = torch.cat([tensors[name].detach().reshape(-1) for name in self._like])
+        flat = torch.cat([tensors[name].detach().reshape(-1) for name in self._like]) if row is None else row
         if not self._high.numel():
             self._high = torch.zeros(flat.shape, dtype=torch.float64, device=flat.device)
             self._low = torch.zeros_like(self._high)
@@ -139,7 +144,7 @@ class Reduction:
         self.clients += 1
         self._weight += update.weight
         floats = {name: t for name, t in update.model.items() if t.is_floating_point()}
-        self._model.add(floats, update.weight)
+        self._model.add(floats, update.weight, update.row)
         for name, tensor in update.model.items():
             if not tensor.is_floating_point():
                 self._counters[name] = self._counters.get(name, torch.zeros_like(tensor)) + tensor * update.weight
@@ -180,12 +185,40 @@ def check(update: Update, like: Mapping[str, Tensor], expected: Mapping[str, Ten
     sent = dict(_reported(update.report))
     if expected is not None:
         _compare(sent, expected, "what it reports besides its model is not what is asked for")
-    for name, (_, weight) in update.report.spreads.items():
-        if weight.is_floating_point() or weight.numel() != 1 or int(weight) not in (0, 1):
+    _check_weights(update.report.spreads)
+    if update.finite or (update.finite is None and bool(finite(update))):
+        return
+    named = [*update.model.items(), *sent.items()]
+    bad = next(name for name, tensor in named if not bool(torch.isfinite(tensor).all()))
+    raise BadUpdate(f"{bad} is not finite")
+
+
+def finite(update: Update) -> Tensor:
+    """Whether every number of an update is finite, as a tensor: nobody has to wait for it yet. A sum in float64 is
+    finite just where all of its float32 terms are."""
+    row = update.row if update.row is not None else in_a_row(update.model)
+    total = row.sum(dtype=torch.float64)
+    reported = dict(_reported(update.report))
+    if reported:
+        total = total + in_a_row(reported).sum(dtype=torch.float64)
+    return torch.isfinite(total)
+
+
+def in_a_row(tensors: Mapping[str, Tensor]) -> Tensor:
+    """The floating-point ones of the tensors, one after another."""
+    rows = [tensor.detach().reshape(-1) for tensor in tensors.values() if tensor.is_floating_point()]
+    return torch.cat(rows) if rows else torch.zeros(0)
+
+
+def _check_weights(spreads: Mapping[str, tuple[Tensor, Tensor]]) -> None:
+    for name, (_, weight) in spreads.items():
+        if weight.is_floating_point() or weight.numel() != 1:
             raise BadUpdate(f"{name}'s weight is not 0 or 1")
-    bad = _first_not_finite([*update.model.items(), *sent.items()])
-    if bad is not None:
-        raise BadUpdate(f"{bad} is not finite")
+    if spreads:
+        weights = torch.stack([weight.reshape(()) for _, weight in spreads.values()]).tolist()
+        for name, number in zip(spreads, weights, strict=True):
+            if number not in (0, 1):
+                raise BadUpdate(f"{name}'s weight is not 0 or 1")
 
 
 def _compare(sent: Mapping[str, Tensor], like: Mapping[str, Tensor], complaint: str) -> None:
@@ -201,13 +234,3 @@ def _compare(sent: Mapping[str, Tensor], like: Mapping[str, Tensor], complaint: 
 def _reported(report: Report) -> Iterable[tuple[str, Tensor]]:
     yield from report.means.items()
     yield from ((name, value) for name, (value, _) in report.spreads.items())
-
-
-def _first_not_finite(named: Iterable[tuple[str, Tensor]]) -> str | None:
-    floats = [(name, tensor.detach()) for name, tensor in named if tensor.is_floating_point()]
-    if not floats:
-        return None
-    # One pass: a sum in float64 is finite just where all of its float32 terms are.
-    if bool(torch.isfinite(torch.cat([tensor.reshape(-1) for _, tensor in floats]).sum(dtype=torch.float64))):
-        return None
-    return next((name for name, tensor in floats if not bool(torch.isfinite(tensor).all())), None)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ from fedfa.algorithms.base import Algorithm
 from fedfa.engines.base import Refused
 from fedfa.engines.client import OPTIMIZER, Broadcast, Client, Local, Slot, batches, enter, kept_optimizer, leave, step
 from fedfa.engines.sequential import Sequential
-from fedfa.reduction import Update
+from fedfa.reduction import Update, finite, in_a_row
 from fedfa.streams import Streams
 
 MOST_LANES = 10
@@ -164,12 +165,21 @@ class Captured(Sequential):
                 wave.append((lane, client, update))
                 waiting.pop(0)
             here = torch.cuda.current_stream()
-            for lane, client, update in wave:
+            for lane, _, _ in wave:
                 here.wait_stream(lane.stream)
+            for client, update in self._looked_at([(client, update) for _, client, update in wave]):
                 yield self._sent(client, update, broadcast)
             for lane in lanes:
                 lane.stream.wait_stream(here)  # a lane's tensors are read until here
         yield from super().train(broadcast, waiting)
+
+    @staticmethod
+    def _looked_at(wave: list[tuple[Client, Update]]) -> Iterator[tuple[Client, Update]]:
+        """The updates, each with whether it is finite: asked of the GPU once for all of them."""
+        flags = [finite(update) for _, update in wave if update.steps]
+        known = iter(torch.stack(flags).tolist() if flags else [])
+        for client, update in wave:
+            yield client, replace(update, finite=next(known)) if update.steps else update
 
     def _at_most(self, clients: int) -> list[Lane]:
         while len(self._lanes) < min(clients, self._most):
@@ -217,7 +227,8 @@ class Captured(Sequential):
                 lane.play(client, self.algorithm, sizes)
                 self.algorithm.end(client)
                 lane.slot.draws.clear()
-                return leave(client, self.algorithm, weight, lane.total / sum(sizes))
+                update = leave(client, self.algorithm, weight, lane.total / sum(sizes))
+                return replace(update, row=in_a_row(update.model))
         except torch.OutOfMemoryError:
             self._fewer()
         except RuntimeError as error:

@@ -200,7 +200,8 @@ def enter(client: Client, algorithm: Algorithm) -> None:
     """Put the client's model into its slot: the server's, and what is private from its memory."""
     private = algorithm.private(client.model)
     client.slot.enter(client.received, private, {**algorithm.unseen(client.extras), **client.memory})
-    client.model.train()
+    if not client.model.training:  # it takes as long as a small network's step
+        client.model.train()
 
 
 def step(client: Client, algorithm: Algorithm, index: Tensor) -> Tensor:
