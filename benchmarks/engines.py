@@ -192,10 +192,15 @@ def office(precision: Precision, count: int = 60) -> None:
     )
 
 
+def small(network: Callable[..., nn.Module], side: int, precision: Precision, must: str) -> None:
+    title = f"{network.__name__} with FFA, 10 x 10 at {side} px, 20 steps"
+    against(title, must, network, 10, 10, side, precision, 20, fedfa.FFA)
+
+
 CASES: dict[str, Callable[[], None]] = {
-    "lenet": lambda: against("LeNet, 10 x 10 at 28 px, 20 steps", "40", LeNet, 10, 10, 28, "tf32", 20),
-    "resnet": lambda: against("ResNet-18, 10 x 10 at 32 px, 20 steps", "12", ResNet18, 10, 10, 32, "tf32", 20),
-    "resnet-bf16": lambda: against("ResNet-18, 10 x 10 at 32 px, 20 steps", "18", ResNet18, 10, 10, 32, "bf16", 20),
+    "lenet": lambda: small(LeNet, 28, "tf32", "40"),
+    "resnet": lambda: small(ResNet18, 32, "tf32", "12"),
+    "resnet-bf16": lambda: small(ResNet18, 32, "bf16", "18"),
     "alexnet": lambda: against(
         "AlexNet with FFA, 4 x 32 at 256 px, 20 steps", "6 eager, 10 released", AlexNet, 4, 32, 256, "bf16", 20,
         fedfa.FFA, released=Released, repeats=3,

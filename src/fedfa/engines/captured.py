@@ -25,7 +25,7 @@ from fedfa.algorithms.base import Algorithm
 from fedfa.engines.base import Refused
 from fedfa.engines.client import OPTIMIZER, Broadcast, Client, Local, Slot, batches, enter, kept_optimizer, leave, step
 from fedfa.engines.sequential import Sequential
-from fedfa.reduction import Update, finite, in_a_row
+from fedfa.reduction import Report, Update, finite, in_a_row
 from fedfa.streams import Streams
 
 MOST_LANES = 10
@@ -36,6 +36,10 @@ MOST_GRAPHS = 8
 """Batch sizes that a lane captures; others run eagerly."""
 WARM_UP = 3
 """Eager steps before a capture, in which cuDNN and the optimiser allocate what they need."""
+
+
+Sent = tuple[Client, Update, torch.cuda.Event]
+"""A client at work, what it will have sent, and when that is there."""
 
 
 class Lane:
@@ -52,7 +56,6 @@ class Lane:
         self.total = torch.zeros((), device=device)
         """The sum of losses so far."""
         self._memory: dict[str, Tensor] = {}
-        self._held: Mapping[str, Tensor] = {}
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self._seen: Counter[int] = Counter()
 
@@ -61,7 +64,8 @@ class Lane:
     ) -> None:
         """Everything as it is before the client's first step of the round."""
         client.memory = dict(memory)
-        self._held = memory  # made on another stream: not to be freed before this one has read it
+        for tensor in memory.values():
+            tensor.record_stream(self.stream)  # made on another stream: not to be used again before this one read it
         client.steps = 0
         self.streams.move(client.round, client.name)
         order = torch.cat(list(parts)).pin_memory()
@@ -84,6 +88,10 @@ class Lane:
             else:
                 graph.replay()
             client.steps += 1
+
+    def apart(self, memory: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The client's memory, without the places that the lane's next client will be in."""
+        return {name: t.clone() if t is self._memory.get(name) else t for name, t in memory.items()}
 
     def missing(self, sizes: Sequence[int]) -> list[int]:
         """Batch sizes that come often enough to be captured, and are not yet."""
@@ -154,32 +162,38 @@ class Captured(Sequential):
         waiting = sorted(names, key=lambda name: -len(self.federation.clients[name].train))
         if not self._eager:
             self._receive(broadcast)
+        at_work: list[Sent] = []
         while waiting and not self._eager:
-            lanes = self._at_most(len(waiting))
-            wave = []
-            for lane in lanes:
-                client = self._client(waiting[0], broadcast, lane)
-                update = self._start(client, lane)
-                if update is None:  # that lane had no room, or nothing can be captured
-                    break
-                wave.append((lane, client, update))
-                waiting.pop(0)
-            here = torch.cuda.current_stream()
-            for lane, _, _ in wave:
-                here.wait_stream(lane.stream)
-            for client, update in self._looked_at([(client, update) for _, client, update in wave]):
-                yield self._sent(client, update, broadcast)
-            for lane in lanes:
-                lane.stream.wait_stream(here)  # a lane's tensors are read until here
+            wave = self._wave(waiting, broadcast)
+            del waiting[: len(wave)]
+            yield from self._hand_over(at_work, broadcast)  # while the next wave is at work
+            at_work = wave
+        yield from self._hand_over(at_work, broadcast)
         yield from super().train(broadcast, waiting)
 
-    @staticmethod
-    def _looked_at(wave: list[tuple[Client, Update]]) -> Iterator[tuple[Client, Update]]:
-        """The updates, each with whether it is finite: asked of the GPU once for all of them."""
-        flags = [finite(update) for _, update in wave if update.steps]
+    def _wave(self, waiting: Sequence[str], broadcast: Broadcast) -> list[Sent]:
+        """Start the first of the waiting clients, one in each lane."""
+        wave = []
+        for name, lane in zip(waiting, self._at_most(len(waiting)), strict=False):
+            client = self._client(name, broadcast, lane)
+            update = self._start(client, lane)
+            if update is None:  # that lane had no room, or nothing can be captured
+                break
+            wave.append((client, update, lane.stream.record_event()))
+        return wave
+
+    def _hand_over(self, wave: list[Sent], broadcast: Broadcast) -> Iterator[Update | Refused]:
+        """What a wave sends. Whether it is finite is asked of the GPU once for all of it."""
+        here = torch.cuda.current_stream()
+        for _, update, done in wave:
+            here.wait_event(done)
+            for tensor in _tensors(update):
+                tensor.record_stream(here)  # made on the lane's stream, freed on this one
+        flags = [finite(update) for _, update, _ in wave if update.steps]
         known = iter(torch.stack(flags).tolist() if flags else [])
-        for client, update in wave:
-            yield client, replace(update, finite=next(known)) if update.steps else update
+        for client, update, _ in wave:
+            looked_at = replace(update, finite=next(known)) if update.steps else update
+            yield self._sent(client, looked_at, broadcast)
 
     def _at_most(self, clients: int) -> list[Lane]:
         while len(self._lanes) < min(clients, self._most):
@@ -228,7 +242,8 @@ class Captured(Sequential):
                 self.algorithm.end(client)
                 lane.slot.draws.clear()
                 update = leave(client, self.algorithm, weight, lane.total / sum(sizes))
-                return replace(update, row=in_a_row(update.model))
+                client.memory = lane.apart(client.memory)
+                return _apart(update)
         except torch.OutOfMemoryError:
             self._fewer()
         except RuntimeError as error:
@@ -248,3 +263,24 @@ class Captured(Sequential):
         self._eager = self._most < 1
         how = "one after another" if self._eager else f"{self._most} at a time"
         self.say(f"engine captured: the GPU has no room for more, so clients train {how}")
+
+
+def _apart(update: Update) -> Update:
+    """The update in tensors of its own, so that its lane can go on with the next client."""
+    row = in_a_row(update.model)
+    floats = {name: tensor for name, tensor in update.model.items() if tensor.is_floating_point()}
+    parts = row.split([tensor.numel() for tensor in floats.values()])
+    model = {name: tensor.clone() for name, tensor in update.model.items() if name not in floats}
+    model |= {name: part.view(tensor.shape) for (name, tensor), part in zip(floats.items(), parts, strict=True)}
+    means = {name: tensor.clone() for name, tensor in update.report.means.items()}
+    spreads = {name: (value.clone(), weight.clone()) for name, (value, weight) in update.report.spreads.items()}
+    ordered = {name: model[name] for name in update.model}
+    return replace(update, model=ordered, report=Report(means, spreads), row=row)
+
+
+def _tensors(update: Update) -> Iterator[Tensor]:
+    yield from update.model.values()
+    yield from update.report.means.values()
+    for value, weight in update.report.spreads.values():
+        yield from (value, weight)
+    yield from (tensor for tensor in (update.row, update.loss) if tensor is not None)
