@@ -54,6 +54,7 @@ def run(
     if there and not force:
         return resume(folder, watcher)
     device = find_device(config.device)
+    find_engine(config, device)
     parts = Parts.build(config)  # first: what cannot be built leaves no folder behind, and deletes none
     if there:
         clear(folder)
@@ -182,6 +183,7 @@ def facts(config: Experiment, parts: Parts, device: torch.device) -> dict[str, A
     return {
         "threads": config.threads or torch.get_num_threads(),
         "device": str(device),
+        "engine": find_engine(config, device).__name__.lower(),
         "hardware": torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
         "metric": parts.task.metric,
         "plugins": plugins(config),
@@ -222,13 +224,18 @@ def play(run: Run, watcher: Watcher | None = None, parts: Parts | None = None) -
             torch.set_num_threads(threads)
 
 
-def build_engine(config: Experiment, parts: Parts, memory: Memory, device: torch.device, watcher: Watcher) -> Engine:
-    """The engine that the experiment asks for; `auto` captures where there is a CUDA device."""
+def find_engine(config: Experiment, device: torch.device) -> type[Sequential]:
+    """The engine that the experiment asks for; `auto` captures where the device is CUDA."""
     if config.engine == "captured" and device.type != "cuda":
         raise UserError(f"engine=captured needs a CUDA device, not {device}: say engine=sequential")
     captured = config.engine == "captured" or (config.engine == "auto" and device.type == "cuda")
-    own: dict[str, Any] = {"lanes": config.lanes, "say": watcher.noticed} if captured else {}
-    return (Captured if captured else Sequential)(
+    return Captured if captured else Sequential
+
+
+def build_engine(config: Experiment, parts: Parts, memory: Memory, device: torch.device, watcher: Watcher) -> Engine:
+    kind = find_engine(config, device)
+    own: dict[str, Any] = {"lanes": config.lanes, "say": watcher.noticed} if kind is Captured else {}
+    return kind(
         parts.model,
         parts.federation,
         parts.task,

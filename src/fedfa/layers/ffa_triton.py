@@ -116,6 +116,17 @@ def _width(variance, factor, offset, samples):
 
 
 @triton.jit
+def _term(base, mean, std, c, inside, varies: tl.constexpr):
+    """A term's value for μ and for σ, of some channels."""
+    own_mean = tl.where(inside, base, 0.0)
+    own_std = own_mean
+    if varies:
+        own_mean += tl.load(mean + c, mask=inside, other=0).to(tl.float32)
+        own_std += tl.load(std + c, mask=inside, other=0).to(tl.float32)
+    return own_mean, own_std
+
+
+@triton.jit
 def _follow(running, now, c, mask, weight):
     """Eq. momentum."""
     before = tl.load(running + c, mask=mask, other=0).to(tl.float32)
@@ -160,16 +171,8 @@ def _widths(
         extra = tl.where(batch > 1, eps, 0.0)
         mean_variance += extra
         std_variance += extra
-    mean_factor = tl.zeros([1, block_c], tl.float32) + factor
-    std_factor = tl.zeros([1, block_c], tl.float32) + factor
-    if factored:
-        mean_factor += tl.load(factor_mean + c, mask=inside, other=0).to(tl.float32)
-        std_factor += tl.load(factor_std + c, mask=inside, other=0).to(tl.float32)
-    mean_offset = tl.zeros([1, block_c], tl.float32) + offset
-    std_offset = tl.zeros([1, block_c], tl.float32) + offset
-    if shifted:
-        mean_offset += tl.load(offset_mean + c, mask=inside, other=0).to(tl.float32)
-        std_offset += tl.load(offset_std + c, mask=inside, other=0).to(tl.float32)
+    mean_factor, std_factor = _term(factor, factor_mean, factor_std, c, inside, factored)
+    mean_offset, std_offset = _term(offset, offset_mean, offset_std, c, inside, shifted)
     mean_width, mean_slope = _width(mean_variance, mean_factor, mean_offset, samples)
     std_width, std_slope = _width(std_variance, std_factor, std_offset, samples)
     plane = batch * channels
@@ -190,16 +193,13 @@ def _widths(
     tl.store(centres + c, mean, mask=inside)
     tl.store(centres + channels + c, std, mask=inside)
     if tracked:
-        moved = inside
-        one = 1
+        moved = 1
         if gated:
-            is_open = tl.load(gate) != 0
-            moved = inside & is_open
-            one = is_open.to(tl.int64)
-        _follow(running_mean, mean, c, moved, weight)
-        _follow(running_std, std, c, moved, weight)
+            moved = tl.where(tl.load(gate) != 0, 1, 0)
+        _follow(running_mean, mean, c, c < channels * moved, weight)
+        _follow(running_std, std, c, c < channels * moved, weight)
         if tl.program_id(0) == 0:
-            tl.store(batches, tl.load(batches) + one)
+            tl.store(batches, tl.load(batches) + moved)
 
 
 @triton.jit(do_not_specialize=SHARED)
@@ -323,12 +323,12 @@ def _spread(
     p = tl.program_id(1) * block_p + tl.arange(0, block_p)
     inside = c < channels
     mask = inside[:, None] & (p < pixels)[None, :]
-    read = mask
+    end = pixels
     if gated:
-        read = mask & (tl.load(gate) != 0)
+        end = tl.where(tl.load(gate) != 0, pixels, 0)
     place = sample.to(tl.int64) * channels * pixels + c[:, None] * step_c + p[None, :] * step_p
     slope = tl.load(grad + place, mask=mask, other=0)
-    value = tl.load(x + place, mask=read, other=0).to(tl.float32)
+    value = tl.load(x + place, mask=mask & (p < end)[None, :], other=0).to(tl.float32)
     plane = batch * channels
     row = sample * channels + c
     mean = tl.load(rows + row, mask=inside, other=0)[:, None]
@@ -422,7 +422,7 @@ def forward(
             torch.empty(shape, dtype=torch.float32, device=x.device)
             for shape in ((count, 2, batch, channels), (6, batch, channels), (2, channels))
         )
-        opened = rows if gate is None else gate
+        opened = rows if gate is None else gate.view(torch.uint8)
         _moments[launch.grid(block_c, count)](
             x, opened, parts, batch, channels, pixels, chunk, launch.step_c, launch.step_p,
             skipped=skip and gate is not None, block_c=block_c, block_p=block_p, num_warps=_warps(block_c * block_p),
@@ -455,7 +455,7 @@ def backward(grad: Tensor, x: Tensor, noise: Tensor, rows: Tensor, gate: Tensor 
         count, chunk = launch.chunks(block_c, block_p)
         parts = torch.empty((count, 2, batch, channels), dtype=torch.float32, device=x.device)
         pulls = torch.empty((2, batch, channels), dtype=torch.float32, device=x.device)
-        opened = rows if gate is None else gate
+        opened = rows if gate is None else gate.view(torch.uint8)
         _sums[launch.grid(block_c, count)](
             x, grad, opened, rows, parts, batch, channels, pixels, chunk, launch.step_c, launch.step_p,
             gated=gate is not None, block_c=block_c, block_p=block_p, num_warps=_warps(block_c * block_p),

@@ -1,0 +1,67 @@
+"""Precision and the choice of an engine, as far as a CPU shows them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from fedfa import Run, UserError
+from fedfa.precision import arithmetic, cast
+
+
+def test_arithmetic_is_put_back() -> None:
+    before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+    for precision, allowed in (("float32", False), ("tf32", True), ("bf16", True)):
+        with arithmetic(precision):  # type: ignore[arg-type]
+            assert torch.backends.cudnn.allow_tf32 is torch.backends.cuda.matmul.allow_tf32 is allowed
+    assert (torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32) == before
+
+
+def test_bfloat16_rounds_the_forward_and_nothing_else() -> None:
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 4))
+    x = torch.randn(8, 64)
+    exact = plain(x)
+    mixed = cast(copy.deepcopy(plain), "bf16", torch.device("cpu"))
+    rounded = mixed(x)
+    assert rounded.dtype == torch.float32 and not torch.equal(rounded, exact)
+    torch.testing.assert_close(rounded, exact, atol=0.05, rtol=0.05)
+    rounded.sum().backward()
+    assert all(p.dtype == torch.float32 and p.grad is not None for p in mixed.parameters())
+    assert list(mixed.state_dict()) == list(plain.state_dict())
+    assert cast(plain, "tf32", torch.device("cpu")) is plain and torch.equal(plain(x), exact)
+
+
+def test_a_copy_of_a_mixed_model_is_a_model_of_its_own() -> None:
+    model = cast(nn.Sequential(nn.Linear(4, 2)), "bf16", torch.device("cpu"))
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.zero_()
+    x = torch.ones(1, 4)
+    assert other(x).abs().sum() == 0 and model(x).abs().sum() > 0
+
+
+def test_a_run_in_bfloat16(play: Callable[..., Run]) -> None:
+    rough, exact = play(precision="bf16"), play(precision="float32")
+    assert rough.folder != exact.folder
+    first, second = rough.metrics[-1]["loss"], exact.metrics[-1]["loss"]
+    assert first != second and first == pytest.approx(second, rel=0.1)
+
+
+def test_capturing_needs_a_gpu(play: Callable[..., Run], tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="engine=captured needs a CUDA device, not cpu: say engine=sequential"):
+        play(engine="captured")
+    assert not list(tmp_path.iterdir())
+
+
+def test_auto_is_sequential_on_a_cpu_and_lanes_change_no_name(play: Callable[..., Run]) -> None:
+    auto = play(engine="auto")
+    assert play(engine="auto", lanes=3).folder == auto.folder
+    plain = play(engine="sequential")
+    assert [line["test"] for line in plain.metrics] == [line["test"] for line in auto.metrics]
