@@ -12,10 +12,8 @@ draws the noise.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Sequence
-from types import ModuleType
 from typing import Any, Literal, NamedTuple, get_args
 
 import torch
@@ -60,21 +58,6 @@ class Spread(NamedTuple):
     offset: Tensor | float
 
 
-class Term(NamedTuple):
-    """One of those two before it is put together, as a kernel reads it: `base`, plus a value per channel for μ and
-    one for σ, each (C,)."""
-
-    base: float
-    mean: Tensor | None = None
-    std: Tensor | None = None
-
-    def together(self) -> Tensor | float:
-        if self.mean is None or self.std is None:
-            return self.base
-        rows = torch.stack((self.mean, self.std)).unsqueeze(1)
-        return rows + self.base if self.base else rows
-
-
 def spread_terms(fusion: Fusion, gamma_mean: Tensor, gamma_std: Tensor) -> Spread:
     """Eq. fusion and its variants, from the γ buffers of a layer; tensors are (2, 1, C), mean's row and std's row.
 
@@ -86,20 +69,15 @@ def spread_terms(fusion: Fusion, gamma_mean: Tensor, gamma_std: Tensor) -> Sprea
     total     Σ² + Σ²_clients        law of total variance; not in the paper
     ========  =====================  ==========================================
     """
-    factor, offset = _terms(fusion, gamma_mean, gamma_std)
-    return Spread(factor.together(), offset.together())
-
-
-def _terms(fusion: Fusion, gamma_mean: Tensor, gamma_std: Tensor) -> tuple[Term, Term]:
     match fusion:
         case "adaptive" | "direct":
-            return Term(1.0, gamma_mean, gamma_std), Term(0.0)
+            return Spread(torch.stack((gamma_mean, gamma_std)).unsqueeze(1) + 1, 0.0)
         case "client":
-            return Term(1.0), Term(0.0)
+            return Spread(1.0, 0.0)
         case "random":
-            return Term(0.0), Term(RANDOM_STD**2)
+            return Spread(0.0, RANDOM_STD**2)
         case "total":
-            return Term(1.0), Term(0.0, gamma_mean, gamma_std)
+            return Spread(1.0, torch.stack((gamma_mean, gamma_std)).unsqueeze(1))
 
 
 def channel_statistics(x: Tensor, eps: float = 1e-6, unbiased: bool = False) -> Tensor:
@@ -157,10 +135,6 @@ def augment(
     detached: what Eq. momentum averages. `unbiased` takes both variances as the released code does. Gradients
     flow through μ, σ and Σ̂ as well as through x.
     """
-    if (kernels := _kernels(x)) is not None:
-        terms = (_term(value, x.shape[1]) for value in spread)
-        out, statistics = _Fused.apply(kernels, x, noise, *terms, gate, eps, unbiased, None, False)  # type: ignore[no-untyped-call]
-        return out, statistics
     if (
         torch.compiler.is_compiling()
         or not x.is_contiguous()  # channels_last, which plain operations keep
@@ -252,80 +226,6 @@ class _Augment(torch.autograd.Function):
         dx = (wide - mean.view(shape)).mul_(inner.view(shape)).add_(outer.view(shape))
         dx += grad * (ratio + 1).view(shape)
         return (dx if wide is x else dx.to(x.dtype)), None, None, None, None, None, None
-
-
-class _Fused(torch.autograd.Function):
-    """The same, in the Triton kernels of :mod:`fedfa.layers.ffa_triton`, for CUDA: the price of the features' bytes."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        kernels: ModuleType,
-        x: Tensor,
-        noise: Tensor,
-        factor: Term,
-        offset: Term,
-        gate: Tensor | None,
-        eps: float,
-        unbiased: bool,
-        running: Running | None,
-        skip: bool,
-    ) -> tuple[Tensor, Tensor]:
-        out, rows, statistics = kernels.forward(x, noise, factor, offset, gate, eps, unbiased, running, skip)
-        if ctx.needs_input_grad[1]:
-            ctx.save_for_backward(x, noise, rows, gate)
-            ctx.kernels, ctx.given = kernels, (factor, offset, eps, unbiased)
-        ctx.mark_non_differentiable(statistics)
-        return out, statistics
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        x, noise, rows, gate = ctx.saved_tensors
-        factor, offset, eps, unbiased = ctx.given
-        if torch.is_grad_enabled():  # a graph of this backward is asked for: let autograd build it
-            out, _ = augment_reference(x, noise, Spread(factor.together(), offset.together()), gate, eps, unbiased)
-            (dx,) = torch.autograd.grad(out, x, grads[0], create_graph=True)
-        else:
-            dx = ctx.kernels.backward(grads[0], x, noise, rows, gate, unbiased)
-        return None, dx, None, None, None, None, None, None, None, None
-
-
-class Running(NamedTuple):
-    """Running statistics, for a kernel to move (Eq. momentum)."""
-
-    mean: Tensor
-    std: Tensor
-    batches: Tensor
-    momentum: float
-
-
-def _kernels(x: Tensor) -> ModuleType | None:
-    """The Triton kernels, where they are there and take features like `x`."""
-    if x.device.type != "cuda" or x.dtype not in (torch.float32, torch.float16, torch.bfloat16):
-        return None
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
-        return None
-    kernels = _triton(x.device)
-    return kernels if kernels is not None and kernels.usable(x) else None
-
-
-@functools.cache
-def _triton(device: torch.device) -> ModuleType | None:
-    """`fedfa.layers.ffa_triton`, imported once and only where there is a GPU that can run it."""
-    if torch.cuda.get_device_capability(device) < (8, 0):
-        return None
-    try:
-        from fedfa.layers import ffa_triton
-    except ImportError:
-        return None
-    return ffa_triton
-
-
-def _term(value: Tensor | float, channels: int) -> Term:
-    if not isinstance(value, Tensor):
-        return Term(value)
-    mean, std = value.expand(2, 1, channels).contiguous().view(2, channels).unbind()
-    return Term(0.0, mean, std)
 
 
 _group_norm_backward = torch.ops.aten.native_group_norm_backward.default
@@ -496,22 +396,10 @@ class FFA(RandomLayer):
         if gate is False:
             return x
         gate = None if gate is True else gate
-        if (kernels := _kernels(x)) is not None:
-            return self._fused(kernels, x, noise, gate)
         spread = spread_terms(self.fusion, self.gamma_mean, self.gamma_std)
         out, statistics = augment(x, noise, spread, gate, self.eps, self.statistics == "released")
         if self.tracking:
             self._track(statistics, gate)
-        return out
-
-    def _fused(self, kernels: ModuleType, x: Tensor, noise: Tensor, gate: Tensor | None) -> Tensor:
-        """The forward in kernels that put γ and the running statistics in their place on the way."""
-        running = Running(self.mean, self.std, self.batches, self.momentum) if self.tracking else None
-        terms = _terms(self.fusion, self.gamma_mean, self.gamma_std)
-        out: Tensor
-        out, _ = _Fused.apply(  # type: ignore[no-untyped-call]
-            kernels, x, noise, *terms, gate, self.eps, self.statistics == "released", running, True
-        )
         return out
 
     def follow(self, module: nn.Module, args: Any, output: Tensor) -> Tensor:

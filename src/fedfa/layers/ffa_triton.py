@@ -1,8 +1,9 @@
 """FFA's arithmetic as Triton kernels, for CUDA: three launches forward and three backward, whatever the format.
 
-Only :mod:`fedfa.layers.ffa` imports this, and only once features on a GPU come: it needs Triton. The mathematics is
-that of ``_Augment`` there. Features are seen as (B, C, P) with two steps in memory, from channel to channel and from
-pixel to pixel, one of which is 1: so the same kernels serve NCHW and channels_last.
+Needs Triton, so it is to be imported only once features on a GPU come. :func:`augment` is that of
+:mod:`fedfa.layers.ffa`, whose ``_Augment`` has the mathematics; :func:`layer` is a layer's whole forward. Features are
+seen as (B, C, P) with two steps in memory, from channel to channel and from pixel to pixel, one of which is 1: so the
+same kernels serve NCHW and channels_last.
 
 Forward: `_moments` (reads the features: mean and squared deviations of every sample and channel), `_widths` (small,
 a channel at a time over the batch: Σ̂, the running statistics, and the two numbers a and b that every sample and
@@ -15,15 +16,14 @@ Nothing waits for the device and every block size follows from shapes, so all of
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from fedfa.layers.ffa import Running, Term
+from fedfa.layers.ffa import FFA, RANDOM_STD, Fusion, Spread, augment_reference
 
 TILE = 4096
 """Elements that a program holds at once."""
@@ -37,14 +37,27 @@ SHARED = ["batch", "pixels", "chunk"]
 """Arguments whose value is not worth a compilation of its own."""
 
 
+@triton.jit
+def _gathered(value, mask, count, seen, mean, square, axis: tl.constexpr):
+    """Mean and squared deviations of what was seen, with a block more along an axis (Chan's rule). The block's mean
+    is corrected by its own deviations, and the first block is taken as it is: so values that are all the same have
+    that mean and deviate by exactly 0."""
+    own = tl.sum(tl.where(mask, value, 0.0), axis, keep_dims=True) / count
+    own += tl.sum(tl.where(mask, value - own, 0.0), axis, keep_dims=True) / count
+    deviation = tl.where(mask, value - own, 0.0)
+    share = tl.where(seen > 0, count / (seen + count), 1.0)
+    gap = own - mean
+    square += tl.sum(deviation * deviation, axis, keep_dims=True) + gap * gap * seen * share
+    return mean + gap * share, square
+
+
 @triton.jit(do_not_specialize=SHARED)
 def _moments(
     x, gate, parts, batch, channels, pixels, chunk, step_c, step_p,
     skipped: tl.constexpr, block_c: tl.constexpr, block_p: tl.constexpr,
 ):  # fmt: skip
     """Mean and sum of squared deviations of every sample and channel over a chunk of pixels, into `parts`
-    (chunks, 2, B, C). Deviations are taken from the chunk's first pixel and then from each block's own mean, and
-    blocks are merged by Chan's rule: a constant channel has variance 0, and a large mean costs no digits."""
+    (chunks, 2, B, C)."""
     blocks = tl.cdiv(channels, block_c)
     sample = tl.program_id(0) // blocks
     c = tl.program_id(0) % blocks * block_c + tl.arange(0, block_c)
@@ -52,29 +65,21 @@ def _moments(
     first = tl.program_id(1) * chunk
     last = tl.minimum(first + chunk, pixels)
     row = x + sample.to(tl.int64) * channels * pixels + c * step_c
-    origin = tl.load(row + first * step_p, mask=inside, other=0).to(tl.float32)
     end = last
     if skipped:
         end = tl.where(tl.load(gate) != 0, last, first)
-    mean = tl.zeros([block_c], tl.float32)
-    square = tl.zeros([block_c], tl.float32)
+    mean = tl.zeros([block_c, 1], tl.float32)
+    square = tl.zeros([block_c, 1], tl.float32)
     for start in range(first, end, block_p):
         p = start + tl.arange(0, block_p)
         mask = inside[:, None] & (p < last)[None, :]
         value = tl.load(row[:, None] + p[None, :] * step_p, mask=mask, other=0).to(tl.float32)
-        value = tl.where(mask, value - origin[:, None], 0.0)
         count = tl.minimum(last - start, block_p) * 1.0
-        seen = (start - first) * 1.0
-        share = count / (seen + count)
-        own = tl.sum(value, 1) / count
-        deviation = tl.where(mask, value - own[:, None], 0.0)
-        gap = own - mean
-        square += tl.sum(deviation * deviation, 1) + gap * gap * seen * share
-        mean += gap * share
+        mean, square = _gathered(value, mask, count, (start - first) * 1.0, mean, square, 1)
     plane = batch * channels
-    spot = parts + tl.program_id(1) * 2 * plane + sample * channels + c
-    tl.store(spot, mean + origin, mask=inside)
-    tl.store(spot + plane, square, mask=inside)
+    spot = (parts + tl.program_id(1) * 2 * plane + sample * channels + c)[:, None]
+    tl.store(spot, mean, mask=inside[:, None])
+    tl.store(spot + plane, square, mask=inside[:, None])
 
 
 @triton.jit
@@ -93,18 +98,6 @@ def _statistics(parts, b, c, mask, batch, channels, pixels, chunk, divisor, eps)
         square += tl.load(spot + plane, mask=mask, other=0) + gap * gap * seen * share
         mean += gap * share
     return mean, tl.sqrt_rn(square / divisor + eps)
-
-
-@triton.jit
-def _gathered(value, mask, count, seen, mean, square):
-    """Mean and squared deviations of what was seen, with a block of samples more (Chan's rule)."""
-    value = tl.where(mask, value, 0.0)
-    share = count / (seen + count)
-    own = tl.sum(value, 0)[None, :] / count
-    deviation = tl.where(mask, value - own, 0.0)
-    gap = own - mean
-    square += tl.sum(deviation * deviation, 0)[None, :] + gap * gap * seen * share
-    return mean + gap * share, square
 
 
 @triton.jit
@@ -128,7 +121,7 @@ def _term(base, mean, std, c, inside, varies: tl.constexpr):
 
 @triton.jit
 def _follow(running, now, c, mask, weight):
-    """Eq. momentum."""
+    """Eq. momentum, where the mask has it."""
     before = tl.load(running + c, mask=mask, other=0).to(tl.float32)
     tl.store(running + c, before + weight * (now - before), mask=mask)
 
@@ -150,8 +143,6 @@ def _widths(
     if unbiased:
         divisor = tl.maximum(divisor - 1, 1.0)
         samples = tl.maximum(samples - 1, 1.0)
-    # Statistics as they differ from the first sample's: where all samples are alike their spread is exactly 0.
-    mean_0, std_0 = _statistics(parts, c * 0, c, inside, batch, channels, pixels, chunk, divisor, eps)
     mean = tl.zeros([1, block_c], tl.float32)
     mean_square = tl.zeros([1, block_c], tl.float32)
     std = tl.zeros([1, block_c], tl.float32)
@@ -161,20 +152,15 @@ def _widths(
         mask = (b < batch) & inside
         own_mean, own_std = _statistics(parts, b, c, mask, batch, channels, pixels, chunk, divisor, eps)
         count = tl.minimum(batch - start, block_b) * 1.0
-        mean, mean_square = _gathered(own_mean - mean_0, mask, count, start * 1.0, mean, mean_square)
-        std, std_square = _gathered(own_std - std_0, mask, count, start * 1.0, std, std_square)
-    mean += mean_0
-    std += std_0
-    mean_variance = mean_square / samples
-    std_variance = std_square / samples
+        mean, mean_square = _gathered(own_mean, mask, count, start * 1.0, mean, mean_square, 0)
+        std, std_square = _gathered(own_std, mask, count, start * 1.0, std, std_square, 0)
+    extra = 0.0
     if unbiased:
         extra = tl.where(batch > 1, eps, 0.0)
-        mean_variance += extra
-        std_variance += extra
     mean_factor, std_factor = _term(factor, factor_mean, factor_std, c, inside, factored)
     mean_offset, std_offset = _term(offset, offset_mean, offset_std, c, inside, shifted)
-    mean_width, mean_slope = _width(mean_variance, mean_factor, mean_offset, samples)
-    std_width, std_slope = _width(std_variance, std_factor, std_offset, samples)
+    mean_width, mean_slope = _width(mean_square / samples + extra, mean_factor, mean_offset, samples)
+    std_width, std_slope = _width(std_square / samples + extra, std_factor, std_offset, samples)
     plane = batch * channels
     for start in range(0, batch, block_b):
         b = start + tl.arange(0, block_b)[:, None]
@@ -340,6 +326,103 @@ def _spread(
     if gated:
         new = tl.where(tl.load(gate) != 0, new, slope)
     tl.store(out + place, new, mask=mask)
+
+
+class Term(NamedTuple):
+    """The factor or the offset of a :class:`~fedfa.layers.ffa.Spread`, in the pieces that a kernel reads: `base`, plus
+    a value per channel for μ and one for σ, each (C,)."""
+
+    base: float
+    mean: Tensor | None = None
+    std: Tensor | None = None
+
+    @classmethod
+    def of(cls, value: Tensor | float, channels: int) -> Term:
+        if not isinstance(value, Tensor):
+            return cls(value)
+        mean, std = value.expand(2, 1, channels).contiguous().view(2, channels).unbind()
+        return cls(0.0, mean, std)
+
+    def together(self) -> Tensor | float:
+        if self.mean is None or self.std is None:
+            return self.base
+        return torch.stack((self.mean, self.std)).unsqueeze(1) + self.base
+
+
+def terms(fusion: Fusion, gamma_mean: Tensor, gamma_std: Tensor) -> tuple[Term, Term]:
+    """:func:`~fedfa.layers.ffa.spread_terms` without a launch: the kernel adds 1 to γ itself."""
+    match fusion:
+        case "adaptive" | "direct":
+            return Term(1.0, gamma_mean, gamma_std), Term(0.0)
+        case "client":
+            return Term(1.0), Term(0.0)
+        case "random":
+            return Term(0.0), Term(RANDOM_STD**2)
+        case "total":
+            return Term(1.0), Term(0.0, gamma_mean, gamma_std)
+
+
+class Running(NamedTuple):
+    """Running statistics, for a kernel to move (Eq. momentum)."""
+
+    mean: Tensor
+    std: Tensor
+    batches: Tensor
+    momentum: float
+
+
+def augment(
+    x: Tensor, noise: Tensor, spread: Spread, gate: Tensor | None = None, eps: float = 1e-6, unbiased: bool = False
+) -> tuple[Tensor, Tensor]:
+    """:func:`fedfa.layers.ffa.augment`, of features that are :func:`usable`."""
+    own = (Term.of(value, x.shape[1]) for value in spread)
+    out, statistics = _Fused.apply(x, noise, *own, gate, eps, unbiased, None, False)
+    return out, statistics
+
+
+def layer(ffa: FFA, x: Tensor, noise: Tensor, gate: Tensor | None) -> Tensor:
+    """What a layer makes of features that are :func:`usable`. It reads γ and moves the running statistics on the way;
+    where the gate is closed no statistics are taken."""
+    running = Running(ffa.mean, ffa.std, ffa.batches, ffa.momentum) if ffa.tracking else None
+    own, unbiased = terms(ffa.fusion, ffa.gamma_mean, ffa.gamma_std), ffa.statistics == "released"
+    out: Tensor
+    out, _ = _Fused.apply(x, noise, *own, gate, ffa.eps, unbiased, running, True)
+    return out
+
+
+class _Fused(torch.autograd.Function):
+    """Both for autograd, which asks the reference where it wants a gradient of the gradient."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        noise: Tensor,
+        factor: Term,
+        offset: Term,
+        gate: Tensor | None,
+        eps: float,
+        unbiased: bool,
+        running: Running | None,
+        skip: bool,
+    ) -> tuple[Tensor, Tensor]:
+        out, rows, statistics = forward(x, noise, factor, offset, gate, eps, unbiased, running, skip)
+        if ctx.needs_input_grad[0]:
+            ctx.save_for_backward(x, noise, rows, gate)
+            ctx.given = (factor, offset, eps, unbiased)
+        ctx.mark_non_differentiable(statistics)
+        return out, statistics
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, noise, rows, gate = ctx.saved_tensors
+        factor, offset, eps, unbiased = ctx.given
+        if torch.is_grad_enabled():  # a graph of this backward is asked for: let autograd build it
+            out, _ = augment_reference(x, noise, Spread(factor.together(), offset.together()), gate, eps, unbiased)
+            (dx,) = torch.autograd.grad(out, x, grads[0], create_graph=True)
+        else:
+            dx = backward(grads[0], x, noise, rows, gate, unbiased)
+        return dx, None, None, None, None, None, None, None, None
 
 
 def steps(x: Tensor) -> tuple[int, int] | None:
