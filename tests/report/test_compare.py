@@ -104,7 +104,15 @@ def test_runs_with_other_clients_leave_gaps(hand_made: HandMade) -> None:
         ),
         (
             [{"network.dropout": 0.1}, {"network": "lenet"}],
-            ["fedavg network.name=tiny-net network.dropout=0.1", "fedavg network.name=lenet"],
+            ["fedavg network=tiny-net", "fedavg network=lenet"],
+        ),
+        (
+            [{"augmentation": "mixstyle"}, {"augmentation": "mixstyle", "augmentation.p": 0.1}, {}],
+            [
+                "fedavg augmentation=mixstyle augmentation.p=0.5",
+                "fedavg augmentation=mixstyle augmentation.p=0.1",
+                "fedavg augmentation=none",
+            ],
         ),
         (
             [{"held_out": ["north", "west"]}, {"held_out": "south"}, {}],

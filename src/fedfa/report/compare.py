@@ -152,20 +152,27 @@ def summarise(run: Run, label: str) -> Summary:
 
 
 def labels(runs: Sequence[Run]) -> list[str]:
-    """Short names that tell the runs apart: the algorithm, and the settings in which the runs differ. An algorithm's
-    own settings count only where runs of that same algorithm differ in them."""
+    """Short names that tell the runs apart: the algorithm, and the settings in which the runs differ. The settings of
+    an algorithm, or of another component, count only where runs with that same one differ in them."""
     configs = [_flat(run) for run in runs]
     names = []
     for config in configs:
-        peers = [other for other in configs if other["algorithm.name"] == config["algorithm.name"]]
         told = [
-            f"{key.removeprefix('algorithm.')}={_short(value)}"
+            f"{key.removeprefix('algorithm.').removesuffix('.name')}={_short(value)}"
             for key, value in config.items()
-            if any(other.get(key) != value for other in (peers if key.startswith("algorithm.") else configs))
+            if key != "algorithm.name" and any(other.get(key) != value for other in _peers(key, config, configs))
         ]
         names.append(" ".join([config["algorithm.name"], *told]))
     twice = {name for name in names if names.count(name) > 1}
     return [f"{name} ({run.folder.name})" if name in twice else name for name, run in zip(names, runs, strict=True)]
+
+
+def _peers(key: str, config: dict[str, Any], configs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The runs that a setting is compared with: for one of a component, those with the same component."""
+    component, _, setting = key.partition(".")
+    if not setting or setting == "name":
+        return configs
+    return [other for other in configs if other.get(f"{component}.name") == config.get(f"{component}.name")]
 
 
 def _flat(run: Run) -> dict[str, Any]:
