@@ -113,7 +113,7 @@ def algorithm(name: str, **settings: Any) -> Algorithm:
 def poisoned(given: Algorithm, client: str, round: int) -> Algorithm:
     """The same algorithm, but one client's model has a NaN in it at the end of one round."""
 
-    class Poisoned(type(given)):  # type: ignore[misc]
+    class Poisoned(type(given)):  # type: ignore[misc]  # a class made here
         def end(self, at: Client) -> None:
             super().end(at)
             if (at.name, at.round) == (client, round):

@@ -44,7 +44,7 @@ def test_equals_the_cpu(shape: tuple[int, ...], open_gate: bool) -> None:
         out, _ = function(y, noise.to(device), Spread(2.0, 0.0), torch.tensor(open_gate, device=device))
         out.backward(g.to(device))
         outs.append(out.detach().cpu())
-        grads.append(y.grad.cpu())  # type: ignore[union-attr]
+        grads.append(y.grad.cpu())  # type: ignore[union-attr]  # known to be there
     for out, grad in zip(outs[1:], grads[1:], strict=True):
         torch.testing.assert_close(out, outs[0], atol=2e-5, rtol=1e-4)
         torch.testing.assert_close(grad, grads[0], atol=2e-5, rtol=1e-3)
@@ -52,7 +52,7 @@ def test_equals_the_cpu(shape: tuple[int, ...], open_gate: bool) -> None:
 
 @pytest.mark.parametrize("fusion", ["adaptive", "total", "random"])
 def test_a_captured_layer_draws_anew_and_sees_a_new_gamma(fusion: str) -> None:
-    layer = FFA(4, p=0.5, fusion=fusion).cuda()  # type: ignore[arg-type]
+    layer = FFA(4, p=0.5, fusion=fusion).cuda()  # type: ignore[arg-type]  # text where one of some words is asked for
     x = normal(8, 4, 6, 6).cuda()
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
@@ -94,7 +94,7 @@ def test_a_captured_training_step_equals_an_eager_one() -> None:
     drawn = Drawn(torch.tensor(True).cuda(), normal(2, 4, 8, seed=3).cuda())
 
     def step(net: nn.Module, optimizer: torch.optim.Optimizer) -> Tensor:
-        net[3].drawn = drawn  # type: ignore[index]
+        net[3].drawn = drawn  # type: ignore[index]  # a child module
         optimizer.zero_grad(set_to_none=True)
         loss = nn.functional.cross_entropy(net(x), y)
         loss.backward()
@@ -132,7 +132,7 @@ def test_autocast_in_bfloat16(channels_last: bool) -> None:
     with torch.autocast("cuda", dtype=torch.bfloat16):
         loss = model(x).float().square().mean()
     loss.backward()
-    assert all(torch.isfinite(p.grad).all() for p in model.parameters())  # type: ignore[arg-type]
+    assert all(torch.isfinite(p.grad).all() for p in model.parameters())  # type: ignore[arg-type]  # a word of a few
     layer = next(m for m in model.modules() if isinstance(m, FFA))
     assert layer.mean.dtype == torch.float32 and layer.batches == 1
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -125,8 +124,7 @@ class TestTables:
 
     def test_an_algorithms_objection_is_in_the_matrix(self, monkeypatch: pytest.MonkeyPatch) -> None:
         scaffold = fedfa.ALGORITHMS["scaffold"]
-        objection: Callable[..., str] = lambda *_: "not today"  # noqa: E731
-        monkeypatch.setattr(scaffold, "objection", objection)
+        monkeypatch.setattr(scaffold, "objection", lambda *_: "not today")
         found = {cell.reason for cell in matrix() if cell.algorithm == "scaffold" and cell.network == "lenet"}
         assert found == {"not today", "network 'lenet' puts out (2, 2), which is not for segmentation"}
 

@@ -17,7 +17,7 @@ from fedfa.precision import arithmetic, cast
 def test_arithmetic_is_put_back() -> None:
     before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
     for precision, allowed in (("float32", False), ("tf32", True), ("bf16", True)):
-        with arithmetic(precision):  # type: ignore[arg-type]
+        with arithmetic(precision):  # type: ignore[arg-type]  # text where one of some words is asked for
             assert torch.backends.cudnn.allow_tf32 is torch.backends.cuda.matmul.allow_tf32 is allowed
     assert (torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32) == before
 

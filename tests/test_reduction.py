@@ -22,7 +22,7 @@ def update(name: str, weight: int = 1, report: Report | None = None, **tensors: 
     return Update(name, weight, tensors, report or Report(), steps=1)
 
 
-def reduced(updates: list[Update], centres: dict[str, Tensor] | None = None):  # type: ignore[no-untyped-def]
+def reduced(updates: list[Update], centres: dict[str, Tensor] | None = None):  # type: ignore[no-untyped-def]  # what it is is plain from its use
     like = updates[0].model
     reduction = Reduction(like, centres)
     for each in updates:
@@ -33,7 +33,7 @@ def reduced(updates: list[Update], centres: dict[str, Tensor] | None = None):  #
 class TestExactSum:
     @settings(deadline=None)
     @given(st.lists(st.tuples(floats, st.integers(1, 10_000)), min_size=1, max_size=30), st.randoms())
-    def test_is_the_rational_sum_in_any_order(self, terms: list[tuple[float, int]], random) -> None:  # type: ignore[no-untyped-def]
+    def test_is_the_rational_sum_in_any_order(self, terms: list[tuple[float, int]], random) -> None:  # type: ignore[no-untyped-def]  # what it is is plain from its use
         total = sum((Fraction(value) * weight for value, weight in terms), Fraction())
         weights = sum(weight for _, weight in terms)
         wanted = torch.tensor(float(total / weights), dtype=torch.float64).float()

@@ -56,13 +56,13 @@ class TestSegmentation:
                 for j in range(3):
                     cross -= math.log(p[b, y[b, i, j], i, j].item()) / 24
         wanted = (cross + 1 - sum(dices) / len(dices)) / 2
-        assert Segmentation(dice).loss(output, y).item() == pytest.approx(wanted)  # type: ignore[arg-type]
+        assert Segmentation(dice).loss(output, y).item() == pytest.approx(wanted)  # type: ignore[arg-type]  # a word of a few
 
     @pytest.mark.parametrize(("dice", "first"), [("foreground", 1), ("released", 0)])
     def test_scores_against_a_loop(self, dice: str, first: int) -> None:
         output, y = logits(5, 3, 6, 6), masks(3, 5, 6, 6)
         predicted = output.argmax(1)
-        for b, score in enumerate(Segmentation(dice).scores(output, y)):  # type: ignore[arg-type]
+        for b, score in enumerate(Segmentation(dice).scores(output, y)):  # type: ignore[arg-type]  # a word of a few
             values = []
             for c in range(first, 3):
                 a, t = (predicted[b] == c), (y[b] == c)

@@ -40,5 +40,5 @@ def cast(model: nn.Module, precision: Precision, device: torch.device) -> nn.Mod
     # A subclass, and not a method set on the object: a copy of the model must not call the model it was copied from.
     model.__class__ = type(kind.__name__, (kind,), {"forward": forward})
     if device.type == "cuda":
-        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's types leave this form out
     return model

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -126,7 +126,8 @@ def collect_shares(
         if not (share.report.means or share.report.spreads or share.gathered):
             continue
         given = Report({**share.report.means, **share.gathered}, share.report.spreads)
-        reason = _refusal(name, given) or _added(reduction, Update(name, 1, {}, share.report))
+        whole, report = Update(name, 1, {}, given), Update(name, 1, {}, share.report)
+        reason = _refusal(check, whole, {}) or _refusal(reduction.add, report)
         if reason is not None and watcher is not None:
             watcher.noticed(f"what {name} shares is left out: {reason}")
         if reason is None:
@@ -148,7 +149,7 @@ def play_round(
     refused: dict[str, str] = {}
     bytes_up = 0
     for update in engine.train(broadcast, chosen):
-        reason = update.reason if isinstance(update, Refused) else _added(reduction, update)
+        reason = update.reason if isinstance(update, Refused) else _refusal(reduction.add, update)
         if reason is not None:
             refused[update.client] = reason
         elif isinstance(update, Update):
@@ -199,19 +200,10 @@ def evaluate(server: ServerState, algorithm: Algorithm, engine: Engine, plan: Pl
     return found
 
 
-def _refusal(client: str, report: Report) -> str | None:
-    """Why a report must not be used, if so."""
+def _refusal(take: Callable[..., None], *given: Any) -> str | None:
+    """Take an update; the reason if it must not be."""
     try:
-        check(Update(client, 1, {}, report), {})
-    except BadUpdate as bad:
-        return str(bad)
-    return None
-
-
-def _added(reduction: Reduction, update: Update) -> str | None:
-    """Add the update; the reason if it must not be."""
-    try:
-        reduction.add(update)
+        take(*given)
     except BadUpdate as bad:
         return str(bad)
     return None

@@ -205,8 +205,8 @@ class TestTraffic:
             pass
 
         client = Holder()
-        client.model = model  # type: ignore[attr-defined]
-        report = rule.report(client)  # type: ignore[arg-type]
+        client.model = model  # type: ignore[attr-defined]  # a stand-in for a client
+        report = rule.report(client)  # type: ignore[arg-type]  # a stand-in for a client
         up = sum(value.numel() * 4 for value, _ in report.spreads.values())
         assert (down, up, down + up) == (extra // 2, extra // 2, extra)
 
@@ -251,7 +251,7 @@ class TestReductions:
 class TestNames:
     def test_every_name_of_the_command_line(self) -> None:
         settings = {name: cls() for name, cls in fedfa.ALGORITHMS.items() if name.startswith("fedfa")}
-        found = {name: (rule.fusion, rule.statistics) for name, rule in settings.items()}  # type: ignore[attr-defined]
+        found = {name: (rule.fusion, rule.statistics) for name, rule in settings.items()}  # type: ignore[attr-defined]  # its own fields
         assert found == {
             "fedfa": ("adaptive", "paper"),
             "fedfa-r": ("random", "paper"),
@@ -259,7 +259,7 @@ class TestNames:
             "fedfa-direct": ("direct", "paper"),
             "fedfa-total": ("total", "kept"),
         }
-        assert all((rule.p, rule.momentum) == (0.5, 0.99) for rule in settings.values())  # type: ignore[attr-defined]
+        assert all((rule.p, rule.momentum) == (0.5, 0.99) for rule in settings.values())  # type: ignore[attr-defined]  # its own fields
 
     def test_wrong_settings_are_refused_at_once(self) -> None:
         with pytest.raises(ValueError, match="probability"):

@@ -159,7 +159,7 @@ def test_clients_with_nothing_to_train_on() -> None:
 
 def test_by_slice_lets_groups_go() -> None:
     pool = make_pool([0] * 40, groups=[n // 20 for n in range(40)])
-    whole, apart = (divide(pool, Natural(), Splits(by=by), 0)["here"] for by in ("group", "slice"))  # type: ignore[arg-type]
+    whole, apart = (divide(pool, Natural(), Splits(by=by), 0)["here"] for by in ("group", "slice"))  # type: ignore[arg-type]  # a word of a few
     assert sizes(whole) == (20, 0, 20) and sizes(apart) == (24, 8, 8)
     assert len({n // 20 for n in apart.test.tolist()}) == 2
 
@@ -203,7 +203,7 @@ def test_a_file_of_splits_gives_the_same_federation(tmp_path: Path) -> None:
     again = read_splits(path, pool)
     assert again.keys() == clients.keys()
     for name, index in clients.items():
-        assert all(torch.equal(index.of(part), again[name].of(part)) for part in ("train", "val", "test"))  # type: ignore[arg-type]
+        assert all(torch.equal(index.of(part), again[name].of(part)) for part in ("train", "val", "test"))  # type: ignore[arg-type]  # a word of a few
     federation = Parts.build(load(STRIPES, {"split.file": str(path)})).federation
     assert [sizes(index) for index in federation.clients.values()] == [sizes(index) for index in clients.values()]
     reduced = divide(pool, Natural(), Splits(file=str(path), fraction=0.5), 0)

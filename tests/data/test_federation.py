@@ -21,7 +21,7 @@ TESTS = Path(__file__).parents[1]
 
 @pytest.fixture
 def tiny_federation() -> Federation:
-    federation: Federation = fedfa.SOURCES["tiny"]().build(0)  # type: ignore[union-attr]
+    federation: Federation = fedfa.SOURCES["tiny"]().build(0)  # type: ignore[union-attr]  # known to be there
     return federation
 
 

@@ -14,17 +14,8 @@ from numpy.typing import NDArray
 
 from fedfa import ClientIndex, Federation, UserError
 from fedfa.data.look import Data
-from fedfa.data.preview import (
-    CELL,
-    Channels,
-    chosen,
-    distances,
-    draw_labels,
-    draw_sheet,
-    draw_shift,
-    preview,
-    statistics,
-)
+from fedfa.data.preview import chosen, distances, draw_labels, draw_shift, preview, statistics
+from fedfa.data.sheets import CELL, Channels, draw_sheet
 
 pytest.importorskip("matplotlib")
 Image = pytest.importorskip("PIL.Image")

@@ -126,7 +126,7 @@ def test_office_has_the_paper_s_sizes_and_no_duplicate_apart(place: Any) -> None
     clients = divide(pool, Natural(), Splits(), 0, source)
     sizes = {name: (len(i.train), len(i.val), len(i.test)) for name, i in clients.items()}
     assert list(sizes.values()) == [(459, 307, 192), (538, 360, 225), (75, 50, 32), (141, 95, 59)]
-    side = {n: part for i in clients.values() for part in ("train", "val", "test") for n in i.of(part).tolist()}  # type: ignore[arg-type]
+    side = {n: part for i in clients.values() for part in ("train", "val", "test") for n in i.of(part).tolist()}  # type: ignore[arg-type]  # a word of a few
     groups = Counter(pool.groups)
     twice = [group for group, count in groups.items() if count > 1]
     assert len(twice) == 18

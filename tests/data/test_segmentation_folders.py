@@ -178,7 +178,7 @@ def test_settings_that_make_no_sense(grow: Callable[..., Path], tmp_path: Path) 
         ({"size": 0}, "size is between"),
     ):
         with pytest.raises(ValueError, match=words):
-            SegmentationFolders(**settings)  # type: ignore[arg-type]
+            SegmentationFolders(**settings)  # type: ignore[arg-type]  # wrong or mixed settings are the point
     with pytest.raises(UserError, match=r"has 3 names, but masks have the values 0, 1"):
         SegmentationFolders(str(grow()), classes=("a", "b", "c")).pool()
     (tmp_path / "none").mkdir()

@@ -63,7 +63,7 @@ def test_a_part_that_the_data_bring_is_not_taken_from_the_rest() -> None:
 def test_sizes_are_the_shares_to_within_one_sample(count: int, test: int, val: int, rounding: str) -> None:
     if test + val >= 100:
         return
-    train, validating, testing = Shares(test / 100, val / 100, rounding).sizes(count)  # type: ignore[arg-type]
+    train, validating, testing = Shares(test / 100, val / 100, rounding).sizes(count)  # type: ignore[arg-type]  # a word of a few
     assert train + validating + testing == count and min(train, validating, testing) >= 0
     assert train >= (count > 0)
     if count > 200:
@@ -94,7 +94,7 @@ def test_a_share_is_the_fraction_that_was_meant() -> None:
 )
 def test_settings_that_make_no_sense(settings: dict[str, object], line: str) -> None:
     with pytest.raises(ValueError, match=line):
-        Splits(**settings)  # type: ignore[arg-type]
+        Splits(**settings)  # type: ignore[arg-type]  # wrong or mixed settings are the point
 
 
 def test_the_same_settings_are_written_one_way() -> None:
@@ -159,7 +159,7 @@ def test_duplicates_do_not_change_the_sizes() -> None:
     for seed in range(20):
         index = split(pool, {"here": np.arange(958)}, OFFICE, seed)["here"]
         assert sizes(index) == (459, 307, 192)
-        side = {n: part for part in ("train", "val", "test") for n in index.of(part).tolist()}  # type: ignore[arg-type]
+        side = {n: part for part in ("train", "val", "test") for n in index.of(part).tolist()}  # type: ignore[arg-type]  # a word of a few
         for number in range(17):
             members = [place for place, group in enumerate(groups) if group == number]
             assert len({side[member] for member in members}) == 1
@@ -174,7 +174,7 @@ def test_a_group_at_two_clients_stands_on_one_side() -> None:
     for seed in range(10):
         clients = split(pool, {"a": np.arange(10), "b": np.arange(10, 20)}, Shares(), seed)
         for part in ("train", "val", "test"):
-            mine, theirs = (clients[name].of(part) for name in "ab")  # type: ignore[arg-type]
+            mine, theirs = (clients[name].of(part) for name in "ab")  # type: ignore[arg-type]  # a word of a few
             assert torch.equal(mine, theirs - 10)
 
 
@@ -192,7 +192,7 @@ def test_every_sample_once_groups_whole_and_sizes_right(data: st.DataObject) -> 
     side = {}
     for name, index in clients.items():
         assert everything(index) == members[name].tolist()
-        side.update({n: part for part in ("train", "val", "test") for n in index.of(part).tolist()})  # type: ignore[arg-type]
+        side.update({n: part for part in ("train", "val", "test") for n in index.of(part).tolist()})  # type: ignore[arg-type]  # a word of a few
     assert all(len({side[n] for n, own in enumerate(groups) if own == group}) == 1 for group in set(groups))
     single = [name for name in members if Counter(groups).most_common(1)[0][1] == 1]
     for name in single:

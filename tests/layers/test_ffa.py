@@ -415,7 +415,7 @@ class TestLayer:
     )
     def test_refuses_settings_that_make_no_sense(self, settings: dict[str, object], message: str) -> None:
         with pytest.raises(ValueError, match=message):
-            FFA(**{"channels": 3, **settings})  # type: ignore[arg-type]
+            FFA(**{"channels": 3, **settings})  # type: ignore[arg-type]  # wrong or mixed settings are the point
 
     def test_an_empty_batch_changes_nothing(self) -> None:
         layer = FFA(4, p=1.0)

@@ -49,7 +49,7 @@ def opened(layer: RandomLayer, batch: int) -> RandomLayer:
         MixStyle: style.Drawn(share, turned(batch)),
         MoEx: exchange.Drawn(torch.tensor(True), turned(batch)),
     }
-    layer.drawn = drawn[type(layer)]  # type: ignore[index]
+    layer.drawn = drawn[type(layer)]  # type: ignore[index]  # a child module
     return layer
 
 
@@ -60,7 +60,7 @@ def closed(layer: RandomLayer, batch: int) -> RandomLayer:
         MixStyle: style.Drawn(torch.ones(batch), turned(batch)),
         MoEx: exchange.Drawn(torch.tensor(False), turned(batch)),
     }
-    layer.drawn = drawn[type(layer)]  # type: ignore[index]
+    layer.drawn = drawn[type(layer)]  # type: ignore[index]  # a child module
     return layer
 
 

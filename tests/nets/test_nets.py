@@ -244,7 +244,7 @@ def test_alexnet_is_as_the_table_says() -> None:
         for conv in convolutions
     ] == [(3, 64, 11, 4, 2), (64, 192, 5, 1, 2), (192, 384, 3, 1, 1), (384, 256, 3, 1, 1), (256, 256, 3, 1, 1)]
     assert all(conv.bias is not None for conv in convolutions)
-    pools = [[type(layer) for layer in stage][3:] for stage in network.features]  # type: ignore[attr-defined]
+    pools = [[type(layer) for layer in stage][3:] for stage in network.features]  # type: ignore[attr-defined]  # its own fields
     assert pools == [[nn.MaxPool2d], [nn.MaxPool2d], [], [], [nn.MaxPool2d]]
     fully_connected = [module for module in network.modules() if isinstance(module, nn.Linear)]
     assert [(fc.in_features, fc.out_features) for fc in fully_connected] == [(9216, 1024), (1024, 1024), (1024, 7)]
@@ -299,4 +299,4 @@ def test_resnet_weights_are_drawn_by_fan_out() -> None:
 
 def test_resnet_stem_is_one_of_two() -> None:
     with pytest.raises(ValueError, match=r"^stem is one of cifar, imagenet, not 'small'$"):
-        ResNet18(10, stem="small")  # type: ignore[arg-type]
+        ResNet18(10, stem="small")  # type: ignore[arg-type]  # text where one of some words is asked for

@@ -79,7 +79,7 @@ class Writer:
     def append(self, name: str, rows: Array) -> None:
         """Add `rows` at the end of the array called `name`; the first decide its type and the shape of a row."""
         if name not in self._files:
-            self._files[name] = open(self._folder / f"{name}.npy", "wb")  # noqa: SIM115
+            self._files[name] = open(self._folder / f"{name}.npy", "wb")  # noqa: SIM115  # closed by finish or close
             self._files[name].write(bytes(HEADER))
             self._rows[name], self._count[name] = (rows.dtype, rows.shape[1:]), 0
         if (rows.dtype, rows.shape[1:]) != self._rows[name]:

@@ -12,9 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedfa.data.federation import Federation, Split
+from fedfa.data.federation import Federation
 from fedfa.data.look import Data, by_chunks, chunks, shown
 from fedfa.data.pool import Pool, Problem
+from fedfa.data.splits import SIDES
 
 WIDTH = 80
 MOST_FILES = 20
@@ -25,7 +26,6 @@ MOST_COLUMNS = 6
 """Clients that have a column of their own beside the classes."""
 NAME = 28
 """Columns that a name may take."""
-SIDES: tuple[Split, ...] = ("train", "val", "test")
 
 
 @dataclass(frozen=True)
@@ -60,13 +60,8 @@ def check(data: Data, everything: bool = False) -> Report:
         lines += [*_listed(title, files, everything), ""]
     lines += [part for note in notes for part in textwrap.wrap(f"note: {note}", WIDTH, subsequent_indent="  ")]
     lines += [""] * bool(notes)
-    left_out = sum(is_left_out(problem) for problem in problems)
+    left_out = sum(problem.left_out for problem in problems)
     return Report([*lines, *_verdict(data, left_out, wrong)], wrong, left_out)
-
-
-def is_left_out(problem: Problem) -> bool:
-    """Whether a problem cost a file its place; that is how all readers say so."""
-    return "left out" in problem.what
 
 
 def _title(data: Data) -> list[str]:
@@ -316,8 +311,8 @@ def _digests(images: Tensor) -> Iterator[bytes]:
 def _kinds(problems: Sequence[Problem]) -> dict[str, list[Problem]]:
     """Problems by what they are: the word before a colon, by which readers tell them apart."""
     kinds: dict[str, list[Problem]] = {}
-    for problem in sorted(problems, key=lambda problem: (not problem.fatal, not is_left_out(problem))):
-        kind = "cannot be trained on" if problem.fatal else "left out" if is_left_out(problem) else _kind(problem)
+    for problem in sorted(problems, key=lambda problem: (not problem.fatal, not problem.left_out)):
+        kind = "cannot be trained on" if problem.fatal else "left out" if problem.left_out else _kind(problem)
         kinds.setdefault(kind, []).append(problem)
     return kinds
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -12,7 +11,7 @@ from fedfa.data.partition import Natural, Partition
 from fedfa.data.pool import Pool
 from fedfa.data.splitfile import read_splits
 from fedfa.data.splits import Shares, Splits, classes_of, reduce, split
-from fedfa.errors import UserError
+from fedfa.errors import UserError, some
 from fedfa.registries import Reader, Source
 
 
@@ -50,7 +49,7 @@ def divide(
 
 def notes_of(pool: Pool) -> tuple[str, ...]:
     """What a run should say of its data: that files were left out, if some were."""
-    left_out = [problem for problem in pool.problems if "left out" in problem.what]
+    left_out = [problem for problem in pool.problems if problem.left_out]
     if not left_out:
         return ()
     first = f"{left_out[0].file}: {left_out[0].what}"
@@ -68,16 +67,11 @@ def _check(name: str, clients: dict[str, ClientIndex]) -> None:
     idle = [client for client, index in clients.items() if not len(index.train)]
     if idle:
         raise UserError(
-            f"{name}: {_some(idle)} would have nothing to train on; divide the data anew with split.given=false, "
+            f"{name}: {some(idle)} would have nothing to train on; divide the data anew with split.given=false, "
             "or leave small clients out with partition.smallest"
         )
     if not any(len(index.test) for index in clients.values()):
         raise UserError(f"{name}: no client has anything to test on: raise split.test")
-
-
-def _some(names: Sequence[str], most: int = 3) -> str:
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
 
 
 def _divided_already(federation: Federation, partition: Partition, splits: Splits, seed: int) -> Federation:

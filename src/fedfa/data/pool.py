@@ -24,6 +24,11 @@ class Problem:
     fatal: bool = False
     """Whether the data cannot be trained on as they are. Other problems leave samples out, or are worth knowing."""
 
+    @property
+    def left_out(self) -> bool:
+        """Whether it cost a file its place: all readers say so in these words."""
+        return "left out" in self.what
+
 
 @dataclass(frozen=True)
 class Pool:

@@ -245,6 +245,6 @@ def _size(volume: NDArray[Any]) -> str:
 
 def need_nibabel() -> None:
     try:
-        import nibabel  # noqa: F401
+        import nibabel  # noqa: F401  # only to see whether it is there
     except ImportError:
         raise UserError("reading NIfTI files needs nibabel: pip install 'fedfa[data]'") from None

@@ -25,7 +25,7 @@ from fedfa.data.sources.reading import (
     read_bytes,
     relative,
 )
-from fedfa.errors import UserError
+from fedfa.errors import UserError, some
 
 READER = 1
 """Changes when the same files give other pixels or labels."""
@@ -89,7 +89,7 @@ def list_tree(
     for site, places in sites.items():
         inner, others = _sort_in([folder for place in places for folder in class_folders(place)], names, spellings)
         if others:
-            problems.append(Problem(relative(places[0], root), f"not among the classes: {_some(others)}; left out"))
+            problems.append(Problem(relative(places[0], root), f"not among the classes: {some(others, 5)}; left out"))
         for label, name in enumerate(spellings):
             files = [file for folder in inner[name] for file in image_files(folder, root, problems)]
             if not files:
@@ -117,11 +117,6 @@ def _sort_in(
         else:
             sorted_in[name].append(folder)
     return sorted_in, others
-
-
-def _some(names: Sequence[str], most: int = 5) -> str:
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
 
 
 def read_items(
