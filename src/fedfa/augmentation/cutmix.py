@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from fedfa.augmentation.base import Augmentation
-from fedfa.layers.mixing import check_alpha, check_probability, partners, symmetric_beta
-from fedfa.layers.randomness import Draws
+from fedfa.layers.mixing import check_alpha, partners, symmetric_beta
+from fedfa.layers.randomness import Draws, check_probability
 from fedfa.streams import Streams
 from fedfa.task import Batch
 

@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 from torch import Tensor, nn
 
-from fedfa.layers.randomness import RandomLayer
+from fedfa.layers.randomness import RandomLayer, check_eps, check_probability
 
 Fusion = Literal["adaptive", "direct", "client", "random", "total"]
 Statistics = Literal["paper", "corrected", "kept", "released"]
@@ -323,12 +323,10 @@ class FFA(RandomLayer):
         super().__init__()
         if channels < 1:
             raise ValueError(f"FFA needs at least one channel, not {channels}")
-        if not 0 <= p <= 1:
-            raise ValueError(f"p is a probability, between 0 and 1, not {p}")
+        check_probability(p)
+        check_eps(eps)
         if not 0 <= momentum < 1:
             raise ValueError(f"momentum is between 0 and 1 (1 excluded), not {momentum}")
-        if not 0 < eps < math.inf:
-            raise ValueError(f"eps must be positive, not {eps}")
         for name, value, allowed in (("fusion", fusion, Fusion), ("statistics", statistics, Statistics)):
             if value not in get_args(allowed):
                 raise ValueError(f"{name} is one of {', '.join(get_args(allowed))}, not {value!r}")

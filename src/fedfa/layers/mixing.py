@@ -38,16 +38,6 @@ def interpolate(x: Tensor, partner: Tensor, share: Tensor) -> Tensor:
     return (wide + (1 - share) * (wide.index_select(0, partner) - wide)).to(x.dtype)
 
 
-def check_probability(p: float) -> None:
-    if not 0 <= p <= 1:
-        raise ValueError(f"p is a probability, between 0 and 1, not {p}")
-
-
 def check_alpha(alpha: float) -> None:
     if not 0 < alpha < math.inf:
         raise ValueError(f"alpha, of the Beta distribution, must be positive, not {alpha}")
-
-
-def check_eps(eps: float) -> None:
-    if not 0 < eps < math.inf:
-        raise ValueError(f"eps must be positive, not {eps}")

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from fedfa.layers.ffa import channel_statistics
-from fedfa.layers.mixing import check_alpha, check_eps, check_probability, partners, symmetric_beta
-from fedfa.layers.randomness import RandomLayer
+from fedfa.layers.mixing import check_alpha, partners, symmetric_beta
+from fedfa.layers.randomness import RandomLayer, check_eps, check_probability
 
 
 def mix_style(x: Tensor, partner: Tensor, share: Tensor, eps: float = 1e-6) -> Tensor:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from fedfa.layers.ffa import widen
-from fedfa.layers.mixing import check_eps, check_probability, partners
-from fedfa.layers.randomness import RandomLayer
+from fedfa.layers.mixing import partners
+from fedfa.layers.randomness import RandomLayer, check_eps, check_probability
 
 
 def exchange_moments(x: Tensor, partner: Tensor, eps: float = 1e-5) -> Tensor:

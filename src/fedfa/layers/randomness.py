@@ -7,11 +7,22 @@ CUDA graph, and so that a second pass (FedSAM) can see the same draws. A layer t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+
+
+def check_probability(p: float) -> None:
+    if not 0 <= p <= 1:
+        raise ValueError(f"p is a probability, between 0 and 1, not {p}")
+
+
+def check_eps(eps: float) -> None:
+    if not 0 < eps < math.inf:
+        raise ValueError(f"eps must be positive, not {eps}")
 
 
 class RandomLayer(nn.Module):
