@@ -145,7 +145,7 @@ def play_round(
     watcher.round_started(round, chosen)
     broadcast = Broadcast(round, server.model, algorithm.broadcast(server), algorithm.expected(server))
     reduction = Reduction(server.model, server.centres, broadcast.expected)
-    losses: list[Tensor] = []
+    losses: dict[str, Tensor] = {}
     refused: dict[str, str] = {}
     bytes_up = 0
     for update in engine.train(broadcast, chosen):
@@ -153,9 +153,9 @@ def play_round(
         if reason is not None:
             refused[update.client] = reason
         elif isinstance(update, Update):
-            losses.append(update.loss if update.loss is not None else torch.zeros(()))
+            losses[update.client] = update.loss if update.loss is not None else torch.zeros(())
             bytes_up = max(bytes_up, _bytes_of(update))
-        watcher.client_done(update.client, losses[-1] if reason is None else None, reason)
+        watcher.client_done(update.client, losses.get(update.client), reason)
     if reduction.clients:
         reduced = reduction.result()
         server = algorithm.aggregate(server, reduced)
@@ -165,7 +165,8 @@ def play_round(
     record = Record(
         round=round,
         clients=chosen,
-        loss=float(torch.stack(losses).mean()) if losses else None,
+        # In the order of names: a mean of floats depends on its order, and a result must not on who was first.
+        loss=float(torch.stack([losses[name] for name in chosen if name in losses]).mean()) if losses else None,
         refused=refused,
         bytes_down=size_in_bytes(broadcast.model) + size_in_bytes(sent),
         bytes_up=bytes_up,

@@ -81,12 +81,11 @@ class Parts:
 
     @classmethod
     def build(cls, config: Experiment) -> Parts:
-        try:
-            federation = federate(
-                config.build("source"), config.build("partition"), Splits(**config.split), config.seed
-            )
-        except ImportError as error:
-            raise UserError(str(error)) from None
+        return cls.around(config, build_federation(config))
+
+    @classmethod
+    def around(cls, config: Experiment, federation: Federation) -> Parts:
+        """The parts for a federation that is at hand already."""
         algorithm: Algorithm = config.build("algorithm")
         augmentation: Augmentation = config.build("augmentation")
         transforms = Transforms(tuple(config.build_transforms()))
@@ -98,6 +97,14 @@ class Parts:
             raise UserError(objection)
         task = Segmentation(config.dice) if federation.task == "segmentation" else Classification()
         return cls(federation, task, algorithm, augmentation, transforms, model, plan)
+
+
+def build_federation(config: Experiment) -> Federation:
+    """The experiment's data, divided among clients."""
+    try:
+        return federate(config.build("source"), config.build("partition"), Splits(**config.split), config.seed)
+    except ImportError as error:
+        raise UserError(str(error)) from None
 
 
 def local_settings(config: Experiment) -> Local:
@@ -202,10 +209,13 @@ def plugins(config: Experiment) -> dict[str, str]:
     return {f"{kind} {name}": packages[kind][name] for kind, name in named if name in packages[kind]}
 
 
-def play(run: Run, watcher: Watcher | None = None, parts: Parts | None = None) -> Run:
-    """Play a run's rounds from its last checkpoint, or from the start, to the end."""
+def play(run: Run, watcher: Watcher | None = None, parts: Parts | None = None, engine: Engine | None = None) -> Run:
+    """Play a run's rounds from its last checkpoint, or from the start, to the end, with an engine of this machine
+    unless another one is given."""
     config = run.experiment
     watcher = watcher or Watcher()
+    if engine is None and run.provenance.get("engine") == "flower":
+        raise UserError(f"{run.folder} is a run of a real federation: start its app again with flwr run")
     device = find_device(run.provenance["device"])
     parts = parts or Parts.build(config)
     if run.provenance.get("division") not in (None, parts.federation.division()):
@@ -216,7 +226,7 @@ def play(run: Run, watcher: Watcher | None = None, parts: Parts | None = None) -
     memory = Memory(run.folder / "memory")
     threads = torch.get_num_threads()
     with held(run.folder), arithmetic(config.precision):
-        engine = build_engine(config, parts, memory, device, watcher)
+        engine = engine or build_engine(config, parts, memory, device, watcher)
         try:
             torch.set_num_threads(run.provenance["threads"])  # sums depend on it: a resumed run must not differ
             return _play(run, watcher, parts, engine, memory, device)

@@ -140,6 +140,10 @@ class Algorithm:
         and the first client shows it."""
         return None
 
+    def implausible(self, report: Report) -> str | None:
+        """Why a report of the right shape, all finite, cannot be true, in a line: asked of what comes from outside."""
+        return None
+
     def aggregate(self, server: ServerState, reduced: Reduced) -> ServerState:
         """The server's state after a round; the caller counts the round."""
         return replace(server, model={**server.model, **reduced.model})

@@ -15,6 +15,8 @@ from fedfa.reduction import Across, Reduced, Report
 from fedfa.state import ServerState, ffa_layers
 
 STATISTICS = ("mean", "std")
+ROUNDING = 1e-4
+"""How far below 0 taking the bias out of a running std may bring it: an error of 1e-7, divided by 1 − α."""
 
 
 @dataclass(frozen=True)
@@ -56,23 +58,37 @@ class FedFA(Algorithm):
         return dict(server.memory)
 
     def begin(self, client: Client) -> None:
-        for path, layer in self._layers(client.model):
+        self.load_statistics(client.model, client.memory, client.extras)
+
+    def load_statistics(self, model: nn.Module, memory: Mapping[str, Tensor], extras: Mapping[str, Tensor]) -> None:
+        """Running statistics reset, or as the client kept them, and γ as the server sent it."""
+        for path, layer in self._layers(model):
             layer.reset_statistics()
             for name in (*STATISTICS, "batches"):
-                if f"{path}.{name}" in client.memory:  # `kept`
-                    layer.get_buffer(name).copy_(client.memory[f"{path}.{name}"])
+                if f"{path}.{name}" in memory:  # `kept`
+                    layer.get_buffer(name).copy_(memory[f"{path}.{name}"])
             for name in (*STATISTICS, *(f"gamma_{name}" for name in STATISTICS)):
-                if f"{path}.{name}" in client.extras:
-                    layer.get_buffer(name).copy_(client.extras[f"{path}.{name}"])
+                if f"{path}.{name}" in extras:
+                    layer.get_buffer(name).copy_(extras[f"{path}.{name}"])
 
     def end(self, client: Client) -> None:
-        if self.statistics == "kept":
-            for path, layer in self._layers(client.model):
-                for name in (*STATISTICS, "batches"):
-                    client.memory[f"{path}.{name}"] = layer.get_buffer(name).clone()
+        client.memory.update(self.kept_statistics(client.model))
+
+    def kept_statistics(self, model: nn.Module) -> dict[str, Tensor]:
+        """What a client keeps to itself between rounds: its running statistics, if they are `kept`."""
+        return {
+            f"{path}.{name}": layer.get_buffer(name).clone()
+            for path, layer in self._layers(model)
+            for name in (*STATISTICS, "batches")
+            if self.statistics == "kept"
+        }
 
     def report(self, client: Client) -> Report:
-        layers = self._layers(client.model)
+        return self.report_of(client.model)
+
+    def report_of(self, model: nn.Module) -> Report:
+        """The statistics that leave a client with this model."""
+        layers = self._layers(model)
         if self._averaged:
             return Report(means={f"{path}.{name}": la.get_buffer(name) for path, la in layers for name in STATISTICS})
         if not self._federated:
@@ -86,6 +102,13 @@ class FedFA(Algorithm):
             for name, value in zip(STATISTICS, values, strict=True):
                 spreads[f"{path}.{name}"] = (value, weight)
         return Report(spreads=spreads)
+
+    def implausible(self, report: Report) -> str | None:
+        sent = {**report.means, **{name: value for name, (value, _) in report.spreads.items()}}
+        for name, value in sent.items():
+            if name.endswith(".std") and bool((value < -ROUNDING).any()):
+                return f"{name} is negative"
+        return None
 
     def aggregate(self, server: ServerState, reduced: Reduced) -> ServerState:
         server = super().aggregate(server, reduced)
