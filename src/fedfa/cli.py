@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import errno
-import os
-import sys
-from collections.abc import Callable
-from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 import typer.core
 
+from fedfa.cli_errors import user_errors
 from fedfa.errors import UserError
+from fedfa.flower.commands import app as flower
 
 typer.core.HAS_RICH = False  # help in plain text: importing rich for it would double its time
 
@@ -28,30 +25,6 @@ app = typer.Typer(
 
 Root = Annotated[Path, typer.Option("--out", "-o", help="Folder that run folders are made in.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the result alone.")]
-
-
-def user_errors(command: Callable[..., None]) -> Callable[..., None]:
-    """Print a user's mistake in one line and exit with 2; exit with 130 on Ctrl-C."""
-
-    @wraps(command)
-    def guarded(*args: Any, **kwargs: Any) -> None:
-        try:
-            command(*args, **kwargs)
-        except UserError as error:
-            print(f"fedfa: {' '.join(str(error).splitlines())}", file=sys.stderr)
-            raise typer.Exit(2) from None
-        except KeyboardInterrupt:
-            raise typer.Exit(130) from None
-        except BrokenPipeError:  # whoever read our output has gone
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            raise typer.Exit(0) from None
-        except OSError as error:  # a full disk, a folder that may not be written
-            if error.filename is None and error.errno != errno.ENOSPC:
-                raise
-            print(f"fedfa: {error.strerror}: {error.filename or 'cannot write'}", file=sys.stderr)
-            raise typer.Exit(2) from None
-
-    return guarded
 
 
 @app.command()
@@ -151,6 +124,7 @@ data = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(data, name="data")
+app.add_typer(flower, name="flower")
 
 SourceName = Annotated[str, typer.Option("--source", "-s", metavar="NAME", help="A source that `fedfa list` names.")]
 Where = Annotated[

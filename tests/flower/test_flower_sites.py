@@ -243,7 +243,7 @@ def test_the_server_does_not_choose_what_is_read(tiny: dict[str, Any], tmp_path:
     text = fedfa.load(
         tiny, {"source": {"name": "image_folders", "path": "/etc", "size": 64}, "split.file": "/etc/passwd"}
     )
-    mine = SiteSettings.of({"name": "north", "path": str(tmp_path), "source.channels": 1}).experiment(text.toml())
+    mine = SiteSettings.of({"name": "north", "path": str(tmp_path), "settings.channels": 1}).experiment(text.toml())
     assert mine.source == {"name": "image_folders", "path": str(tmp_path), "size": 64, "channels": 1}
     assert mine.split["file"] == ""
     other = SiteSettings.of({"name": "north", "source": "tiny", "device": "cpu"}).experiment(text.toml())

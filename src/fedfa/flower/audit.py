@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -57,7 +57,7 @@ def describe(name: str, tensor: Tensor) -> dict[str, Any]:
     }
 
 
-def table(lines: list[dict[str, Any]]) -> list[str]:
+def table(lines: Iterable[dict[str, Any]]) -> list[str]:
     """What a log holds, tensor by tensor, as lines to read."""
     from fedfa.data.check import table
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from fedfa.experiment import Experiment
 
 NAME = re.compile(r"\w[\w.-]{0,99}")
-SITE_KEYS = ("name", "source", "path", "client", "folder", "device", "worker", "agreed")
+SITE_KEYS = ("name", "superlink", "port", "source", "path", "client", "folder", "device", "worker", "agreed")
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,10 @@ class SiteSettings:
     """A site, as its node config describes it. Only these decide what is read from its disk, never the server."""
 
     name: str
+    superlink: str = ""
+    """Where `fedfa flower site` connects: host:port."""
+    port: str = ""
+    """Of Flower's own service at 127.0.0.1, by which a SuperNode and its ClientApps talk; any free one by default."""
     source: str = ""
     """A source that `fedfa list` names; the experiment's if nothing is said."""
     path: str = ""
@@ -41,7 +45,7 @@ class SiteSettings:
     agreed: str = ""
     """An experiment's file: any other experiment is refused."""
     own: Mapping[str, Any] = field(default_factory=dict)
-    """Settings of the source, `source.KEY`."""
+    """Settings of the source, `settings.KEY`."""
 
     @classmethod
     def of(cls, node: Mapping[str, Any], run: Mapping[str, Any] | None = None) -> SiteSettings:
@@ -49,9 +53,9 @@ class SiteSettings:
         if "name" not in node and "partition-id" in node:
             return cls._simulated(int(node["partition-id"]), Settings.of(run or {}))
         known = {key: value for key, value in node.items() if key in SITE_KEYS}
-        own = {key.removeprefix("source."): value for key, value in node.items() if key.startswith("source.")}
+        own = {key.removeprefix("settings."): value for key, value in node.items() if key.startswith("settings.")}
         for key in node:
-            if key not in SITE_KEYS and not key.startswith("source."):
+            if key not in SITE_KEYS and not key.startswith("settings."):
                 raise UserError(f"node config: unknown key {key!r}; {nearest(key, SITE_KEYS)}")
         if not NAME.fullmatch(str(known.get("name", ""))):
             raise UserError("node config: a site needs a name of letters, digits, '.', '_' and '-': say name=\"…\"")

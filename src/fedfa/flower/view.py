@@ -61,10 +61,8 @@ class Operator(Plain):
 
     def round_done(self, record: Record) -> None:
         super().round_done(record)
-        if record.refused:
-            self.noticed(
-                "; ".join(f"{name} left out of round {record.round}: {why}" for name, why in record.refused.items())
-            )
+        for name, reason in record.refused.items():
+            self.noticed(f"{name} is left out of round {record.round}: {reason}")
         self._tell(doing="between rounds")
 
     def _tell(self, **changes: Any) -> None:

@@ -15,7 +15,6 @@ from contextlib import suppress
 from pathlib import Path
 
 from fedfa.errors import UserError
-from fedfa.files import locked
 from fedfa.flower.parcel import Malformed, Parcel
 from fedfa.flower.settings import SiteSettings
 
@@ -40,6 +39,8 @@ def ask(path: str, parcel: Parcel) -> Parcel:
 def serve(path: Path, answer: Callable[[Parcel], Parcel], stop: threading.Event) -> None:
     """Answer requests, one at a time, until `stop` is set. The socket lies in a folder that only its owner may enter:
     on some systems a socket's own mode counts for nothing."""
+    from fedfa.files import locked
+
     if len(os.fsencode(path)) > 100:
         raise UserError(f"the worker's socket {path} has too long a name: systems allow about 100 bytes")
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -1,0 +1,38 @@
+"""What a command does with a user's mistake."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import typer
+
+from fedfa.errors import UserError
+
+
+def user_errors(command: Callable[..., None]) -> Callable[..., None]:
+    """Print a user's mistake in one line and exit with 2; exit with 130 on Ctrl-C."""
+
+    @wraps(command)
+    def guarded(*args: Any, **kwargs: Any) -> None:
+        try:
+            command(*args, **kwargs)
+        except UserError as error:
+            print(f"fedfa: {' '.join(str(error).splitlines())}", file=sys.stderr)
+            raise typer.Exit(2) from None
+        except KeyboardInterrupt:
+            raise typer.Exit(130) from None
+        except BrokenPipeError:  # whoever read our output has gone
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(0) from None
+        except OSError as error:  # a full disk, a folder that may not be written
+            if error.filename is None and error.errno != errno.ENOSPC:
+                raise
+            print(f"fedfa: {error.strerror}: {error.filename or 'cannot write'}", file=sys.stderr)
+            raise typer.Exit(2) from None
+
+    return guarded
