@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import stat
@@ -22,6 +23,7 @@ from cryptography.hazmat.primitives.serialization import load_ssh_private_key, l
 from flwr.cli.build import build_fab_from_disk
 from flwr.cli.config_utils import load_and_validate
 from hospitals import Quiet, federate, grid_of, settings
+from starlette.responses import PlainTextResponse
 
 import fedfa
 from fedfa.errors import UserError
@@ -30,6 +32,7 @@ from fedfa.flower import server_app
 from fedfa.flower.parcel import Parcel
 from fedfa.flower.processes import LocalFederation, read_site
 from fedfa.flower.settings import Settings, SiteSettings
+from fedfa.flower.superlink import ControlFromHere
 from fedfa.flower.worker import ask, serve, work
 
 with warnings.catch_warnings():
@@ -104,6 +107,44 @@ def test_an_app_is_one_that_flower_takes(tmp_path: Path) -> None:
     assert "is not empty" in flower("new", folder, "digit-sites", "--sites", "a,b", code=2)
     assert "sites are names" in flower("new", tmp_path / "other", "digit-sites", code=2)
     assert "unknown key 'ronds'" in flower("new", tmp_path / "other", "digit-sites", "ronds=1", code=2)
+
+
+# The server
+
+
+@pytest.mark.parametrize(
+    ("path", "client", "status"),
+    [
+        ("/v1/fleet/pull-messages", "10.0.0.9", 200),
+        ("/v1/control/start-run", "10.0.0.9", 403),
+        ("/v1/runtime/pull-messages", "10.0.0.9", 403),
+        ("/v1/fleet", "10.0.0.9", 403),
+        ("/v1/fleet/../control/start-run", "10.0.0.9", 200),  # which no route of Flower's answers
+        ("/v1/control/start-run", "127.0.0.1", 200),
+        ("/v1/control/start-run", "::1", 200),
+        ("/v1/control/start-run", "192.0.2.1", 200),
+    ],
+)
+def test_controls_are_for_the_server_itself(path: str, client: str, status: int) -> None:
+    sent: list[Any] = []
+
+    async def inner(scope: Any, receive: Any, send: Any) -> None:
+        await PlainTextResponse("inside")(scope, receive, send)
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "path": path, "client": (client, 4000), "server": ("192.0.2.1", 8000), "headers": []}
+    asyncio.run(ControlFromHere(inner)(scope, None, send))  # type: ignore[arg-type]
+    assert sent[0]["status"] == status
+
+
+def test_flowers_interfaces_are_where_we_think() -> None:
+    from flwr.superlink.routers.control import router as control
+    from flwr.superlink.routers.fleet.router import router as fleet
+
+    assert all(route.path.startswith("/v1/fleet/") for route in fleet.routes)
+    assert not any(route.path.startswith("/v1/fleet") for route in control.routes)
 
 
 # Sites

@@ -43,7 +43,8 @@ def make_keys(folder: Path, sites: Sequence[str], host: str, port: int) -> list[
         _server(server_key, authority, authority_key, host).public_bytes(serialization.Encoding.PEM),
         0o644,
     )
-    connection = {"address": f"{host}:{port}", "root-certificates": str((server / "ca.pem").absolute())}
+    # Controls are for the server itself alone.
+    connection = {"address": f"127.0.0.1:{port}", "root-certificates": str((server / "ca.pem").absolute())}
     config = {"superlink": {"default": CONNECTION, CONNECTION: connection}}
     (server / "flower").mkdir(mode=0o700)
     _write(server / "flower" / "config.toml", tomli_w.dumps(config).encode())

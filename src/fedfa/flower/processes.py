@@ -12,7 +12,8 @@ import sys
 import threading
 import time
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
 from tempfile import gettempdir
@@ -39,9 +40,9 @@ def environment(home: Path) -> dict[str, str]:
 
 
 def superlink_command(server: Path, host: str, port: int) -> list[str]:
-    """TLS, keys of nodes, a database that survives, and no packages installed by whoever starts a run."""
+    """TLS, keys of nodes, controls from this machine alone, a database that survives, and nothing installed by runs."""
     return [
-        "flower-superlink",
+        *(sys.executable, "-m", "fedfa.flower.superlink"),
         f"--host={host}",
         f"--port={port}",
         f"--ssl-ca-certfile={server / 'ca.pem'}",
@@ -62,8 +63,6 @@ def run_server(server: Path, host: str, port: int) -> int:
 
 def run_site(folder: Path) -> int:
     """A site, in the foreground: its worker in this process, and its SuperNode beside it; the SuperNode's exit code."""
-    from fedfa.flower.worker import work
-
     settings = read_site(folder)
     if not settings.superlink:
         raise UserError(f'{folder / "site.toml"} does not say where the server is: superlink = "HOST:PORT"')
@@ -73,8 +72,16 @@ def run_site(folder: Path) -> int:
         Site(settings).prepare(Path(settings.agreed).read_text())  # what is wrong with the data shows before it joins
     node = settings.place / "node.toml"
     write_text(node, tomli_w.dumps(node_config(settings)))
-    stop = threading.Event()
-    failed: list[BaseException] = []
+    with working(settings) as well:
+        return _foreground(supernode_command(folder, settings, node), environment(settings.place / "flower"), well)
+
+
+@contextmanager
+def working(settings: SiteSettings) -> Iterator[Callable[[], bool]]:
+    """A worker in a thread of this process, if the site has one; gives a look at whether it is well."""
+    from fedfa.flower.worker import work
+
+    stop, failed = threading.Event(), list[BaseException]()
 
     def worker() -> None:
         try:
@@ -83,16 +90,16 @@ def run_site(folder: Path) -> int:
             failed.append(error)
 
     thread = threading.Thread(target=worker, name="worker")
-    thread.start()
+    if settings.worker:
+        thread.start()
     try:
-        return _foreground(
-            supernode_command(folder, settings, node), environment(settings.place / "flower"), lambda: not failed
-        )
+        yield lambda: not failed
     finally:
         stop.set()
-        thread.join()
-        if failed:
-            raise failed[0]
+        if settings.worker:
+            thread.join()
+    if failed:
+        raise failed[0]
 
 
 def supernode_command(folder: Path, settings: SiteSettings, node: Path) -> list[str]:
@@ -219,7 +226,7 @@ class LocalFederation:
     def wait_for_site(self, name: str) -> None:
         """Wait until a site's worker and its SuperNode are there."""
         settings = read_site(self.folder / "keys" / "sites" / name)
-        self._until(name, Path(settings.worker).exists)
+        self._until(name, (Path(settings.worker) if settings.worker else settings.place / "node.toml").exists)
 
     def _until(self, name: str, ready: Callable[[], bool], seconds: float = 120) -> None:
         log = self.folder / "logs" / f"{name}.log"
