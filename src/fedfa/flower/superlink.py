@@ -1,8 +1,8 @@
 """Flower's SuperLink, with its controls for the server's own machine alone: ``python -m fedfa.flower.superlink …``.
 
-Flower 1.41 serves three interfaces on one port: for sites (Fleet), operators (Control) and ServerApps (Runtime). It asks
-sites for their keys, but whoever reaches the port may start runs, and a run may bring code that the sites then execute.
-So what is not for sites is answered here only where the request comes from this machine.
+Flower 1.41 serves three interfaces on one port: for sites (Fleet), operators (Control) and ServerApps (Runtime). It
+asks sites for their keys, but whoever reaches the port may start runs, and a run may bring code that the sites then
+execute. So what is not for sites is answered here only where the request comes from this machine.
 """
 
 from __future__ import annotations
