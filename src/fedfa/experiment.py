@@ -68,6 +68,7 @@ class Experiment(BaseModel):
     optimizer_state: Literal["fresh", "kept"] = "fresh"
     dice: Literal["foreground", "released"] = "foreground"
     evaluate_every: int = Field(1, ge=1)
+    evaluate_last: int = Field(1, ge=1)
     engine: Literal["auto", "sequential", "captured"] = "auto"
     lanes: int = Field(0, ge=0)
     precision: Literal["float32", "tf32", "bf16"] = "tf32"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from fedfa.precision import arithmetic
 from fedfa.registry import nearest
 from fedfa.runs import Run, clear, find_run, held
 from fedfa.server import Plan, Watcher, collect_shares, first_state, play_round
+from fedfa.state import ServerState
 from fedfa.streams import derive
 from fedfa.task import Classification, Segmentation, Task
 
@@ -67,6 +69,10 @@ def resume(folder: Path | str, watcher: Watcher | None = None) -> Run:
     return found if found.done else play(found, watcher)
 
 
+_ONE_AT_A_TIME = threading.Lock()
+"""Networks are initialised from torch's global generator, and runs may be threads of one process."""
+
+
 @dataclass(frozen=True)
 class Parts:
     """What an experiment's config stands for."""
@@ -81,6 +87,11 @@ class Parts:
 
     @classmethod
     def build(cls, config: Experiment) -> Parts:
+        with _ONE_AT_A_TIME:
+            return cls._build(config)
+
+    @classmethod
+    def _build(cls, config: Experiment) -> Parts:
         try:
             federation = federate(
                 config.build("source"), config.build("partition"), Splits(**config.split), config.seed
@@ -162,6 +173,7 @@ def build_plan(config: Experiment, federation: Federation) -> Plan:
         held_out=config.held_out,
         participation=config.participation,
         evaluate_every=config.evaluate_every,
+        evaluate_last=config.evaluate_last,
     )
 
 
@@ -268,6 +280,7 @@ def _play(run: Run, watcher: Watcher, parts: Parts, engine: Engine, memory: Memo
     watcher.run_started(run, server.round)
     for line in run.provenance.get("notices", ()):
         watcher.noticed(line)
+    unsaved: ServerState | None = None
     if latest is None:
         server = collect_shares(server, parts.algorithm, engine, plan, watcher)
     try:
@@ -276,17 +289,24 @@ def _play(run: Run, watcher: Watcher, parts: Parts, engine: Engine, memory: Memo
             server, record = play_round(server, parts.algorithm, engine, plan, watcher)
             seconds = time.perf_counter() - clock
             if record.val is not None and (best is None or record.val.mean > best):
-                best = record.val.mean
-                run.checkpoint_best(server, best)
-            run.append(record, seconds)  # after the best: a round on record has nothing left to write
+                best, unsaved = record.val.mean, server
+            run.append(record, seconds)
             if server.round % config.checkpoint_every == 0 or server.round == plan.rounds:
-                memory.sync()
-                run.checkpoint(server, best, config.keep_checkpoints)
-                memory.restarts = run.restarts()
+                _checkpoint(run, server, best, unsaved, memory)
+                unsaved = None
     except KeyboardInterrupt:
         if server.round == run.rounds and server.round not in run.restarts():
-            memory.sync()
-            run.checkpoint(server, best, config.keep_checkpoints)
+            _checkpoint(run, server, best, unsaved, memory)
         raise
     run.finish(time.perf_counter() - started)
     return run
+
+
+def _checkpoint(run: Run, server: ServerState, best: float | None, better: ServerState | None, memory: Memory) -> None:
+    """Write a checkpoint, and before it the state that did best since the last one, if there is such a state. Not as
+    soon as it is found: a run that is stopped in between finds it again, and writing it takes as long as a round."""
+    memory.sync()
+    if better is not None and best is not None:
+        run.checkpoint_best(better, best)
+    run.checkpoint(server, best, run.experiment.keep_checkpoints)
+    memory.restarts = run.restarts()

@@ -12,7 +12,6 @@ draws the noise.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Sequence
 from types import ModuleType
@@ -21,6 +20,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 from torch import Tensor, nn
 
+from fedfa.kernels import kernels
 from fedfa.layers.randomness import RandomLayer, check_eps, check_probability
 
 Fusion = Literal["adaptive", "direct", "client", "random", "total"]
@@ -137,9 +137,9 @@ def augment(
     detached: what Eq. momentum averages. `unbiased` takes both variances as the released code does. Gradients
     flow through μ, σ and Σ̂ as well as through x.
     """
-    if (kernels := _kernels(x)) is not None:
-        fused: tuple[Tensor, Tensor] = kernels.augment(x, noise, spread, gate, eps, unbiased)
-        return fused
+    if (fused := _fused(x)) is not None:
+        both: tuple[Tensor, Tensor] = fused.augment(x, noise, spread, gate, eps, unbiased)
+        return both
     if (
         torch.compiler.is_compiling()
         or not x.is_contiguous()  # channels_last, which plain operations keep
@@ -233,26 +233,14 @@ class _Augment(torch.autograd.Function):
         return (dx if wide is x else dx.to(x.dtype)), None, None, None, None, None, None
 
 
-def _kernels(x: Tensor) -> ModuleType | None:
+def _fused(x: Tensor) -> ModuleType | None:
     """The Triton kernels, where they are there and take features like `x`."""
     if x.device.type != "cuda" or x.dtype not in (torch.float32, torch.float16, torch.bfloat16):
         return None
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return None
-    kernels = _triton(x.device)
-    return kernels if kernels is not None and kernels.usable(x) else None
-
-
-@functools.cache
-def _triton(device: torch.device) -> ModuleType | None:
-    """:mod:`fedfa.layers.ffa_triton`, imported once, and only where there is a GPU that can run it."""
-    if torch.cuda.get_device_capability(device) < (8, 0):
-        return None
-    try:
-        from fedfa.layers import ffa_triton
-    except ImportError:
-        return None
-    return ffa_triton
+    fused = kernels("fedfa.layers.ffa_triton", x.device)
+    return fused if fused is not None and fused.usable(x) else None
 
 
 _group_norm_backward = torch.ops.aten.native_group_norm_backward.default
@@ -424,9 +412,9 @@ class FFA(RandomLayer):
         if gate is False:
             return x
         gate = None if gate is True else gate
-        if (kernels := _kernels(x)) is not None:
-            fused: Tensor = kernels.layer(self, x, noise, gate)
-            return fused
+        if (fused := _fused(x)) is not None:
+            whole: Tensor = fused.layer(self, x, noise, gate)
+            return whole
         spread = spread_terms(self.fusion, self.gamma_mean, self.gamma_std)
         out, statistics = augment(x, noise, spread, gate, self.eps, self.statistics == "released")
         if self.tracking:
