@@ -20,7 +20,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 from torch import Tensor, nn
 
-from fedfa.kernels import kernels
+from fedfa.kernels import kernels, transformed
 from fedfa.layers.randomness import RandomLayer, check_eps, check_probability
 
 Fusion = Literal["adaptive", "direct", "client", "random", "total"]
@@ -237,7 +237,7 @@ def _fused(x: Tensor) -> ModuleType | None:
     """The Triton kernels, where they are there and take features like `x`."""
     if x.device.type != "cuda" or x.dtype not in (torch.float32, torch.float16, torch.bfloat16):
         return None
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+    if transformed():
         return None
     fused = kernels("fedfa.layers.ffa_triton", x.device)
     return fused if fused is not None and fused.usable(x) else None
