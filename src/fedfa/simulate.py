@@ -16,6 +16,7 @@ from fedfa.algorithms.base import Algorithm
 from fedfa.augmentation import Augmentation
 from fedfa.data.federate import federate
 from fedfa.data.federation import Federation
+from fedfa.data.profile import profile
 from fedfa.data.splits import Splits
 from fedfa.data.transforms import Transforms
 from fedfa.engines.base import Engine
@@ -31,6 +32,9 @@ from fedfa.runs import Run, clear, find_run, held
 from fedfa.server import Plan, Watcher, collect_shares, first_state, play_round
 from fedfa.streams import derive
 from fedfa.task import Classification, Segmentation, Task
+
+TRACES = 50
+"""Rounds of a run, about, after which an algorithm's traces are kept."""
 
 
 def run(
@@ -252,6 +256,11 @@ def build_engine(config: Experiment, parts: Parts, memory: Memory, device: torch
     )
 
 
+def is_traced(round: int, rounds: int) -> bool:
+    """Whether an algorithm's traces are kept after a round: after the first, the last, and evenly in between."""
+    return round in (1, rounds) or round % -(-rounds // TRACES) == 0
+
+
 def _play(run: Run, watcher: Watcher, parts: Parts, engine: Engine, memory: Memory, device: torch.device) -> Run:
     config, plan = run.experiment, parts.plan
     latest = run.latest()
@@ -264,6 +273,8 @@ def _play(run: Run, watcher: Watcher, parts: Parts, engine: Engine, memory: Memo
     run.truncate(server.round)
     memory.forget_after(server.round)
     memory.restarts = run.restarts()
+    if run.profile is None:
+        run.keep_profile(profile(parts.federation))
     started = time.perf_counter()
     watcher.run_started(run, server.round)
     for line in run.provenance.get("notices", ()):
@@ -278,7 +289,9 @@ def _play(run: Run, watcher: Watcher, parts: Parts, engine: Engine, memory: Memo
             if record.val is not None and (best is None or record.val.mean > best):
                 best = record.val.mean
                 run.checkpoint_best(server, best)
-            run.append(record, seconds)  # after the best: a round on record has nothing left to write
+            if is_traced(server.round, plan.rounds):
+                run.trace(server.round, parts.algorithm.traces(server))
+            run.append(record, seconds)  # last: a round on record has nothing left to write
             if server.round % config.checkpoint_every == 0 or server.round == plan.rounds:
                 memory.sync()
                 run.checkpoint(server, best, config.keep_checkpoints)

@@ -173,7 +173,7 @@ def _draw_areas(axes: Axes, federation: Federation, names: Sequence[str]) -> Non
         index = all_of(federation.clients[name])
         masks = federation.labels[index[spread(len(index), MOST_IMAGES)]]
         for place in range(1, number):
-            area = 100 * by_chunks(masks, partial(_area, place))
+            area = 100 * by_chunks(masks, partial(area_of, place))
             _interval(axes, area.numpy(), row + _offset(place - 1, number - 1), _mask_ink(place - 1))
     for place in range(1, number):
         axes.plot([], [], color=_mask_ink(place - 1), linewidth=5, label=shown(federation.classes[place], 20))
@@ -185,7 +185,7 @@ def _draw_areas(axes: Axes, federation: Federation, names: Sequence[str]) -> Non
     axes.title.set_x(0)
 
 
-def _area(place: int, masks: Tensor) -> Tensor:
+def area_of(place: int, masks: Tensor) -> Tensor:
     """What share of each mask a class takes."""
     return (masks == place).flatten(1).double().mean(1)
 
