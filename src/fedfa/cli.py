@@ -144,6 +144,40 @@ def compare(
     print_comparison(compare(*runs), png, csv)
 
 
+@app.command()
+@user_errors
+def reproduce(
+    table: Annotated[str, typer.Argument(help="A table's name, or a TOML file; none lists them.")] = "",
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes to all runs.")
+    ] = None,
+    only: Annotated[str, typer.Option("--only", metavar="ROW,…", help="These rows, and the reference row.")] = "",
+    seeds: Annotated[
+        int | None, typer.Option("--seeds", min=1, help="Seeds 0 to N − 1 instead of the table's.")
+    ] = None,
+    data: Annotated[Path | None, typer.Option("--data", help="The data set's folder, or one that holds it.")] = None,
+    rounds: Annotated[int | None, typer.Option("--rounds", min=1, help="Rounds instead of the table's.")] = None,
+    out: Root = Path("runs"),
+    at_once: Annotated[int, typer.Option("--at-once", min=0, help="Runs side by side; 0 for what suits.")] = 0,
+    variant: Annotated[str, typer.Option("--variant", help="Another reading, where paper and code differ.")] = "",
+    tuned: Annotated[Path | None, typer.Option("--tuned", help="Settings that `fedfa tune` has found.")] = None,
+    rule: Annotated[str, typer.Option("--rule", help="last, last20 or best: which rounds count.")] = "",
+    table_only: Annotated[bool, typer.Option("--table-only", help="Run nothing; show what is there.")] = False,
+    source: Annotated[Path | None, typer.Option("--from", help="Run folders or summaries to make it from.")] = None,
+    summaries: Annotated[Path | None, typer.Option("--summaries", help="Write each run as a small JSON there.")] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Reproduce a table of the paper: fedfa reproduce office-main --data DIR"""
+    from fedfa.experiment import parse_overrides
+    from fedfa.reproduce.play import Wish, list_tables, reproduce
+
+    if not table:
+        list_tables()
+        return
+    wish = Wish(seeds, only, data, rounds, out, at_once, variant, tuned, rule, table_only, source, summaries, quiet)
+    reproduce(table, parse_overrides(overrides or []), wish)
+
+
 data = typer.Typer(
     help="Look at data before training on them.",
     no_args_is_help=True,

@@ -192,11 +192,17 @@ class Run:
         """Rounds on record."""
         return max((line["round"] for line in self._lines()), default=0)
 
-    def finish(self, seconds: float) -> None:
+    def finish(self, seconds: float, memory: int | None = None) -> None:
+        """Mark the run as complete; `memory` is the most that it took, in bytes."""
+        if memory is not None:
+            self._note(memory=memory)
         write_text(self.folder / "done", json.dumps({"rounds": self.rounds, "seconds": round(seconds, 2)}) + "\n")
 
     def note_resumed(self, round: int) -> None:
-        self.provenance.setdefault("resumed", []).append({"round": round, "at": _now()})
+        self._note(resumed=[*self.provenance.get("resumed", []), {"round": round, "at": _now()}])
+
+    def _note(self, **facts: Any) -> None:
+        self.provenance.update(facts)
         write_text(self.folder / "provenance.json", json.dumps(self.provenance, indent=2) + "\n")
 
 

@@ -26,12 +26,14 @@ from fedfa.engines.sequential import Sequential
 from fedfa.errors import UserError
 from fedfa.experiment import COMPONENTS, REGISTRIES, Experiment, load
 from fedfa.memory import Memory
+from fedfa.peak import Peak
 from fedfa.precision import arithmetic
 from fedfa.registry import nearest
 from fedfa.runs import Run, clear, find_run, held
 from fedfa.server import Plan, Watcher, collect_shares, first_state, play_round
 from fedfa.streams import derive
 from fedfa.task import Classification, Segmentation, Task
+from fedfa.trackers import tracked
 
 TRACES = 50
 """Rounds of a run, about, after which an algorithm's traces are kept."""
@@ -223,7 +225,8 @@ def play(run: Run, watcher: Watcher | None = None, parts: Parts | None = None) -
         engine = build_engine(config, parts, memory, device, watcher)
         try:
             torch.set_num_threads(run.provenance["threads"])  # sums depend on it: a resumed run must not differ
-            return _play(run, watcher, parts, engine, memory, device)
+            with tracked(watcher, config.trackers) as watching:
+                return _play(run, watching, parts, engine, memory, device)
         finally:
             torch.set_num_threads(threads)
 
@@ -275,7 +278,7 @@ def _play(run: Run, watcher: Watcher, parts: Parts, engine: Engine, memory: Memo
     memory.restarts = run.restarts()
     if run.profile is None:
         run.keep_profile(profile(parts.federation))
-    started = time.perf_counter()
+    started, peak = time.perf_counter(), Peak(device)
     watcher.run_started(run, server.round)
     for line in run.provenance.get("notices", ()):
         watcher.noticed(line)
@@ -301,5 +304,5 @@ def _play(run: Run, watcher: Watcher, parts: Parts, engine: Engine, memory: Memo
             memory.sync()
             run.checkpoint(server, best, config.keep_checkpoints)
         raise
-    run.finish(time.perf_counter() - started)
+    run.finish(time.perf_counter() - started, peak.read())
     return run
