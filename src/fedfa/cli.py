@@ -178,6 +178,21 @@ def reproduce(
     reproduce(table, parse_overrides(overrides or []), wish)
 
 
+@app.command()
+@user_errors
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders, folders that hold runs, or summaries of runs.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The page.")] = Path("report.html"),
+    figures: Annotated[Path | None, typer.Option(help="Folder for figures, as PNG and PDF.")] = None,
+    tables: Annotated[Path | None, typer.Option(help="Folder for tables, as LaTeX, Markdown and CSV.")] = None,
+    title: Annotated[str | None, typer.Option(help="The page's title.")] = None,
+) -> None:
+    """Make a page of runs, to look at in a browser: fedfa report runs -o report.html"""
+    from fedfa.report.write import write_report
+
+    write_report(runs, out, figures, tables, title)
+
+
 data = typer.Typer(
     help="Look at data before training on them.",
     no_args_is_help=True,

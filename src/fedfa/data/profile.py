@@ -69,7 +69,7 @@ def _labels(federation: Federation, index: Tensor, most: int) -> list[float]:
     return [round(float(area) / max(len(masks), 1), 5) for area in areas]
 
 
-def _histogram(federation: Federation, index: Tensor, channels: Channels, most: int) -> list[list[float]]:
+def _histogram(federation: Federation, index: Tensor, channels: Channels, most: int) -> list[list[float | None]]:
     images = federation.images[index[spread(len(index), most)]]
     found = []
     for channel in channels.picks:
