@@ -116,6 +116,17 @@ def select(run: HasMetrics, rule: Rule) -> Selected:
     )
 
 
+def select_all(run: HasMetrics) -> dict[Rule, Selected]:
+    """A run's test metrics by every rule that it has numbers for: without validation data there is no `best`."""
+    found: dict[Rule, Selected] = {}
+    for rule in RULES:
+        try:
+            found[rule] = select(run, rule)
+        except UserError:
+            continue
+    return found
+
+
 def tested_rounds(metrics: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """The rounds that have test metrics."""
     return [line for line in metrics if "test" in line]

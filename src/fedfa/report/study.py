@@ -18,7 +18,7 @@ from fedfa.experiment import COSMETIC
 from fedfa.report.compare import flat, told_apart
 from fedfa.reproduce.summary import read_summary
 from fedfa.runs import Run, find_run
-from fedfa.statistics import RULES, Difference, Rule, Selected, Summary, holm, paired, select, summarise
+from fedfa.statistics import RULES, Difference, Rule, Selected, Summary, holm, paired, select_all, summarise
 
 BESIDES = COSMETIC | {"name", "seed", "device", "threads", "engine", "source.path"}
 """Settings that do not make a run one of another series."""
@@ -68,13 +68,7 @@ class Entry:
     @cached_property
     def selected(self) -> dict[Rule, Selected]:
         """Test metrics by each rule that the run has numbers for."""
-        found: dict[Rule, Selected] = {}
-        for rule in RULES:
-            try:
-                found[rule] = select(self, rule)
-            except UserError:  # no evaluated round, or no validation data to choose by
-                continue
-        return found
+        return select_all(self)
 
     @cached_property
     def profile(self) -> dict[str, Any] | None:

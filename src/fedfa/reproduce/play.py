@@ -11,10 +11,11 @@ from typing import Any
 from fedfa.errors import UserError, some
 from fedfa.experiment import Experiment
 from fedfa.report.console import console
+from fedfa.reproduce.pictures import draw
 from fedfa.reproduce.progress import Overall
 from fedfa.reproduce.render import curves_csv, show, tables, write_files
 from fedfa.reproduce.results import Results, gather
-from fedfa.reproduce.summary import RunSummary, find_summaries, identity, summary_of, write_summary
+from fedfa.reproduce.summary import MACHINE, RunSummary, find_summaries, identity, summary_of, write_summary
 from fedfa.reproduce.table import (
     Cell,
     Choice,
@@ -188,6 +189,8 @@ def _make(results: Results, table: Table, cells: Sequence[Cell], choice: Choice,
     told = f", variant {variant!r} ({table.variants[variant].why})" if variant else ""
     told += ", tuned on validation data" if choice.tuned is not None else ""
     told += f", {cells[0].experiment.rounds} rounds"
+    changed = {key: value for key, value in choice.overrides.items() if key not in ("rounds", "source.path", *MACHINE)}
+    told += f", with {', '.join(f'{key}={value}' for key, value in changed.items())}" if changed else ""
     made = tables(results, told)
     notes = _notes(results, table)
     for one in made:
@@ -195,14 +198,10 @@ def _make(results: Results, table: Table, cells: Sequence[Cell], choice: Choice,
         print()
     for note in notes:
         print(note)
-    stem = (
-        wish.out
-        / "tables"
-        / "-".join(part for part in (table.name, variant, "tuned" if choice.tuned is not None else "") if part)
-    )
-    written = write_files(
-        stem, made, notes, curves_csv(results) if any(series.runs for series in results.series) else ""
-    )
+    tuned = "tuned" if choice.tuned is not None else ""
+    stem = wish.out / "tables" / "-".join(part for part in (table.name, variant, tuned) if part)
+    curves = curves_csv(results) if any(series.runs for series in results.series) else ""
+    written = [*write_files(stem, made, notes, curves), *draw(results, stem)]
     print(f"wrote {', '.join(str(path) for path in written)}")
 
 

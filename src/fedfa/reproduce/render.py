@@ -168,7 +168,7 @@ def _interval(summary: Summary | None, sign: bool = False) -> text.Cell:
     if summary is None or summary.low is None or summary.high is None:
         return text.Cell(NOTHING, (None, None))
     low, high = 100 * summary.low, 100 * summary.high
-    told = f"[{signed(low)}, {signed(high)}]" if sign else f"[{low:.1f}, {high:.1f}]"
+    told = f"[{signed(low)}, {signed(high)}]" if sign else f"[{low:.1f}, {high:.1f}]".replace("-", "−")
     return text.Cell(told, (low, high))
 
 

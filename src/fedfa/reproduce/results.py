@@ -108,13 +108,7 @@ class Results:
 
     def machines(self) -> list[str]:
         """What the runs were computed on, each once."""
-        told = {
-            f"{run.provenance.get('hardware', '?')} ({run.provenance.get('engine', '?')}, "
-            f"{run.config.get('precision', '?')})"
-            for series in self.series
-            for _, run in series.runs
-        }
-        return sorted(told)
+        return sorted({_machine(run) for series in self.series for _, run in series.runs})
 
 
 def gather(table: Table, cells: Sequence[Cell], find: Callable[[Cell], RunSummary | None], rule: Rule) -> Results:
@@ -155,6 +149,12 @@ def _rows(members: Sequence[Series], first: str, rule: Rule) -> list[Row]:
         )
         for series in members
     ]
+
+
+def _machine(run: RunSummary) -> str:
+    hardware = run.provenance.get("hardware", "?")
+    how = [str(run.provenance.get("engine", "?")), *([] if hardware == "CPU" else [str(run.config.get("precision"))])]
+    return f"{hardware} ({', '.join(how)})"
 
 
 def _some(run: RunSummary) -> list[Any]:

@@ -15,7 +15,7 @@ from fedfa.errors import UserError
 from fedfa.experiment import COSMETIC, Experiment, load
 from fedfa.files import write_text
 from fedfa.runs import Run, find_run
-from fedfa.statistics import LAST, RULES, Rule, Selected, best_round, select, tested_rounds
+from fedfa.statistics import LAST, Rule, Selected, best_round, select_all, tested_rounds
 
 FORMAT = 1
 MACHINE = {"name", "device", "engine", "threads", "precision"}
@@ -47,13 +47,7 @@ class RunSummary:
     @cached_property
     def selected(self) -> dict[Rule, Selected]:
         """Test metrics by every rule that there are numbers for."""
-        found: dict[Rule, Selected] = {}
-        for rule in RULES:
-            try:
-                found[rule] = select(self, rule)
-            except UserError:  # no validation data to choose by
-                continue
-        return found
+        return select_all(self)
 
     @cached_property
     def identity(self) -> str | None:
