@@ -252,11 +252,20 @@ def test_a_chart_s_numbers_are_there_as_a_table(visit: Visits, runs: list[Run]) 
     assert rows.count() == 3
     wanted = 50 * sum(run.metrics[0]["test"]["mean"] for run in runs if run.config["algorithm"]["name"] == "fedavg")
     assert rows.nth(0).locator("td").nth(0).inner_text() == f"{wanted:.1f}"
-    chart.get_by_label("Rounds").select_option("last quarter")
+    chart.get_by_label("Rounds", exact=True).select_option("last quarter")
     assert rows.count() == 1 and rows.nth(0).locator("th").inner_text() == "3"
     chart.get_by_label("What").select_option("loss")
     assert "training loss" in chart.locator("caption").inner_text()
     assert chart.get_by_label("Client").is_disabled()
+
+
+def test_bars_can_be_dots_close_up(visit: Visits) -> None:
+    seen = visit()
+    chart = seen.chart("bars")
+    assert chart.locator("rect.column").count() == 2 * 5 and chart.locator("circle.dot").count() == 0
+    chart.get_by_label("Scale").select_option("dots")
+    assert chart.locator("rect.column").count() == 0 and chart.locator("circle.dot").count() == 2 * 5
+    assert seen.said == []
 
 
 def test_a_table_sorts(visit: Visits) -> None:

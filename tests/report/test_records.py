@@ -57,6 +57,18 @@ def test_a_profile_of_masks_is_of_areas() -> None:
     assert found["b"]["labels"]["train"] == [1.0, 0.0]
 
 
+def test_a_profile_of_large_images_is_of_some_of_their_pixels() -> None:
+    shown = torch.arange(256, dtype=torch.uint8).expand(4, 3, 256, 256).contiguous()
+    index = torch.arange(4)
+    clients = {"a": ClientIndex(index[:2], index[2:3], index[3:])}
+    masks = (shown[:, 0] > 127).to(torch.uint8)
+    federation = Federation("large", "segmentation", shown, masks, ("x", "y"), clients)
+    found = profile(federation)
+    assert found["image"] == [3, 256, 256]
+    assert found["clients"]["a"]["mean"]["mean"][0] == pytest.approx(0.5, abs=0.01)
+    assert found["clients"]["a"]["labels"]["train"] == [0.5, 0.5]
+
+
 def test_a_profile_of_a_client_without_images() -> None:
     nothing = torch.arange(0)
     federation = by_hand()

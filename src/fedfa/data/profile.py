@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -17,6 +18,8 @@ from fedfa.data.splits import SIDES
 
 MOST_CLIENTS = 200
 """Clients that are described; of more, some are chosen, from the largest to the smallest."""
+PIXELS = 64
+"""Rows and columns of an image that are looked at, about: statistics need no more, and a run should not wait."""
 BINS = 32
 """Of the histograms of intensities."""
 
@@ -29,6 +32,8 @@ def profile(federation: Federation) -> dict[str, Any]:
     over images. `histogram` is the share of pixels by intensity, channel by channel. `distances` are those of
     :func:`fedfa.data.preview.distances`, between the clients that `apart` names.
     """
+    size = list(federation.images.shape[1:])
+    federation = _thinned(federation)
     names = chosen(federation, MOST_CLIENTS)
     channels = Channels.of(federation.images)
     each = max(20, MOST_IMAGES * MOST_LOOKS // max(len(names), MOST_LOOKS))
@@ -51,13 +56,21 @@ def profile(federation: Federation) -> dict[str, Any]:
         "name": federation.name,
         "task": federation.task,
         "classes": list(federation.classes),
-        "image": list(federation.images.shape[1:]),
+        "image": size,
         "channels": list(channels.names),
         "population": len(federation.clients),
         "clients": clients,
         "apart": apart,
         "distances": [_rounded(row) for row in distances([looks[name] for name in apart])],
     }
+
+
+def _thinned(federation: Federation) -> Federation:
+    """The same federation with some of the rows and columns of its images and masks."""
+    step = max(1, max(federation.images.shape[2:]) // PIXELS)
+    masks = federation.task == "segmentation"
+    labels = federation.labels[:, ::step, ::step] if masks else federation.labels
+    return replace(federation, images=federation.images[:, :, ::step, ::step], labels=labels)
 
 
 def _labels(federation: Federation, index: Tensor, most: int) -> list[float]:

@@ -181,8 +181,9 @@ def _curves(number: int) -> Markup:
 
 
 def _bars(number: int) -> Markup:
-    note = tag("p", "Bars are means over seeds, lines 95 % intervals.", class_="note")
-    return _card("Clients", f"clients-{number}", note, _plot("Bars: methods by client"), data_chart="bars")
+    note = tag("p", "Means over seeds, with 95 % intervals.", class_="note")
+    content = (note, tag("div", class_="controls"), _plot("Bars: methods by client"))
+    return _card("Clients", f"clients-{number}", *content, data_chart="bars")
 
 
 def _differences(panel: Panel, number: int) -> Markup | None:

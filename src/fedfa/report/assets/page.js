@@ -5,6 +5,7 @@
   const SVG = 'http://www.w3.org/2000/svg';
   const DASHES = ['', '6 3', '2 3', '9 3 2 3'];
   const COLOURS = 7;
+  const MOST_BANDS = 5; // of more methods, bands would hide each other
   const MINUS = '\u2212', NOTHING = '\u2013';
 
   // Small things
@@ -250,6 +251,7 @@
     const who = select(controls, 'Client', own.whos, () => again());
     const band = select(controls, 'Band over seeds', bands
       ? [['half', '95 % interval'], ['sd', 'standard deviation'], ['each', 'every seed'], ['none', 'none']] : [['none', 'none: one seed']], () => again());
+    if (own.series.length > MOST_BANDS) band.value = 'none';
     const part = select(controls, 'Rounds', [['1', 'all'], ['2', 'second half'], ['4', 'last quarter']], () => again());
     const late = (curve) => {
       const last = curve.x[curve.x.length - 1], from = curve.x.findIndex((round) => round > last - last / part.value);
@@ -289,26 +291,32 @@
     const value = (who, place) => own.bars[ruled()][who][place];
     const whos = [...own.whos.slice(1), own.whos[0]];
     const cell = (found) => (found ? number(found[0]) + (found[1] === null ? '' : ` (${range(found[1], found[2])})`) : NOTHING);
-    return chart(box, (plot, space) => {
+    let again = () => {};
+    const scale = select(find('.controls', box), 'Scale', [['bars', 'bars from 0'], ['dots', 'dots, close up']], () => again());
+    again = chart(box, (plot, space) => {
+      const close = scale.value === 'dots';
       const places = shown(), height = 270, left = 34, top = 14, bottom = 30, gap = 18;
       const bar = Math.max(7, Math.min(34, ((space - left) / whos.length - gap) / Math.max(places.length, 1)));
       const each = Math.max(places.length * bar + 10, 52), width = Math.max(space, left + whos.length * each + 4);
       const step = (width - left - 4) / whos.length;
-      const y = (share) => top + (1 - Math.max(0, Math.min(share, 100)) / 100) * (height - top - bottom);
+      const every = whos.flatMap(([who]) => places.map((place) => value(who, place))).filter(Boolean).flat().filter((one) => one !== null);
+      const [low, high] = close && every.length ? [Math.max(0, Math.min(...every) - 0.5), Math.min(100, Math.max(...every) + 0.5)] : [0, 100];
+      const y = (share) => top + (1 - (Math.max(low, Math.min(share, high)) - low) / (high - low)) * (height - top - bottom);
       const picture = svg('svg', { width, height, 'aria-hidden': 'true' });
-      for (const share of [0, 25, 50, 75, 100]) picture.append(
+      for (const share of close ? ticks(low, high, 5).found : [0, 25, 50, 75, 100]) picture.append(
         svg('line', { class: 'axis', x1: left, x2: width, y1: y(share), y2: y(share) }),
-        svg('text', { x: left - 6, y: y(share) + 4, 'text-anchor': 'end' }, String(share)));
+        svg('text', { x: left - 6, y: y(share) + 4, 'text-anchor': 'end' }, String(Number(share.toPrecision(4)))));
       const stops = whos.map(([who, title], at) => {
         const middle = left + (at + 0.5) * step, start = middle - places.length * bar / 2;
         places.forEach((place, rank) => {
           const found = value(who, place);
           if (!found) return;
           const x = start + rank * bar, centre = x + bar / 2 - 0.5;
-          const group = svg('g', { class: colour(place), 'data-series': own.series[place].label },
-            svg('rect', { class: 'column', x, width: bar - 2, y: y(found[0]), height: y(0) - y(found[0]), rx: Math.min(3, bar / 4) }));
-          if (found[1] !== null) group.append(svg('line', { class: 'whisker', x1: centre, x2: centre, y1: y(found[1]), y2: y(found[2]) }));
-          picture.append(group);
+          const line = found[1] === null ? null
+            : svg('line', { class: close ? 'whisker own' : 'whisker', x1: centre, x2: centre, y1: y(found[1]), y2: y(found[2]) });
+          const body = close ? svg('circle', { class: 'dot', r: 4.5, cx: centre, cy: y(found[0]) })
+            : svg('rect', { class: 'column', x, width: bar - 2, y: y(found[0]), height: y(0) - y(found[0]), rx: Math.min(3, bar / 4) });
+          picture.append(svg('g', { class: colour(place), 'data-series': own.series[place].label }, close ? [line, body] : [body, line]));
         });
         const short = who === 'mean' ? 'mean' : who === 'unseen' ? 'unseen' : title;
         const most = Math.max(4, Math.floor(step / 6.8));
@@ -324,6 +332,7 @@
     }, () => table(`Test ${own.metric}, %, ${data.rules[ruled()]}, with 95 % intervals over seeds`,
       ['method', ...whos.map(([, title]) => title)],
       shown().map((place) => [own.series[place].label, ...whos.map(([who]) => cell(value(who, place)))])));
+    return again;
   }
 
   // Paired differences
@@ -395,7 +404,7 @@
           share: (value, r) => (value / sums[r] / most).toFixed(3),
         });
       find('thead tr', made).append(html('th', { scope: 'col' }, 'samples'));
-      every('tbody tr', made).forEach((row, place) => row.append(html('td', { class: 'plain' }, found.samples[place].join(' / '))));
+      every('tbody tr', made).forEach((row, place) => row.append(html('td', { class: 'plain' }, found.samples[place].join('/'))));
       holder.replaceChildren(made);
     };
     const box2 = select(find('.controls', box), 'Samples', Object.entries(sides).filter(([side]) => counts || side !== 'all'), draw);
