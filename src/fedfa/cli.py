@@ -193,6 +193,31 @@ def report(
     write_report(runs, out, figures, tables, title)
 
 
+@app.command()
+@user_errors
+def tune(
+    target: Annotated[str, typer.Argument(help="A table's name, a built-in experiment or a TOML file of either.")],
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="For all runs.")] = None,
+    trials: Annotated[int, typer.Option("--trials", min=1, help="For every row, its own settings included.")] = 8,
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Seeds that a trial is judged over.")] = 1,
+    search_seed: Annotated[int, typer.Option("--search-seed", help="Of the settings that are drawn.")] = 0,
+    only: Annotated[str, typer.Option("--only", metavar="ROW,…", help="These rows, and the reference row.")] = "",
+    variant: Annotated[str, typer.Option("--variant", help="Another reading, where paper and code differ.")] = "",
+    data: Annotated[Path | None, typer.Option("--data", help="The data set's folder, or one that holds it.")] = None,
+    rounds: Annotated[int | None, typer.Option("--rounds", min=1, help="Rounds instead of the table's.")] = None,
+    out: Root = Path("runs"),
+    at_once: Annotated[int, typer.Option("--at-once", min=0, help="Runs side by side; 0 for what suits.")] = 0,
+    file: Annotated[Path | None, typer.Option("--file", help="Where the settings go, instead of OUT/tuned.")] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Search settings on validation data, for reproduce --tuned: fedfa tune digit-sites --trials 4"""
+    from fedfa.experiment import parse_overrides
+    from fedfa.reproduce.tune import Search, tune
+
+    search = Search(trials, seeds, search_seed, only, variant, data, rounds, out, at_once, file, quiet)
+    tune(target, parse_overrides(overrides or []), search)
+
+
 data = typer.Typer(
     help="Look at data before training on them.",
     no_args_is_help=True,

@@ -39,9 +39,10 @@ def run_together(
             yield experiment, run
         else:
             waiting.append(experiment)
+    # Runs on CUDA are to share the device as threads of this process, `at_once` of them: that branch goes here.
     if apart or at_once > 1:
         yield from _in_processes(waiting, root, watch, max(at_once, 1))
-    else:  # CUDA: runs in threads of this process are to share the device here
+    else:
         for experiment in waiting:
             yield experiment, _outcome(experiment, root, watch(experiment))
 

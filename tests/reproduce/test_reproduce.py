@@ -190,5 +190,5 @@ def test_a_run_that_fails_ends_no_other(tmp_path: Path) -> None:
         "[rows]\nGood = {algorithm = 'fedavg'}\nBad = {algorithm = 'fedavg', held_out = 'nobody'}\n"
     )
     output = fedfa(table, "--rounds", "1", "split.fraction=0.1", "-o", tmp_path / "runs", code=2)
-    assert "1 runs failed: Bad, seed 0" in output and "no client 'nobody'" in output
+    assert "1 run failed, such as Bad, seed 0" in output and "no client 'nobody'" in output
     assert [row["seeds"] for row in rows(tmp_path / "runs" / "tables" / "own.csv")] == ["1", "0"]

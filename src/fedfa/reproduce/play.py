@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from fedfa.reproduce.table import (
     Cell,
     Choice,
     Table,
+    chosen_rows,
     describe,
     find_data,
     find_table,
@@ -66,29 +67,41 @@ def reproduce(name: str, overrides: dict[str, Any], wish: Wish) -> Results:
     """Run what is missing of a table, and make the table."""
     table = find_table(name)
     rule = _rule(wish.rule, table.rule)
-    tuned = None if wish.tuned is None else read_tuned(wish.tuned, table)
+    only = split_names(wish.only)
+    tuned = None if wish.tuned is None else read_tuned(wish.tuned, table, wish.variant, chosen_rows(table, only))
     where = {} if wish.table_only else find_data(table, wish.data)
     rounds = {} if wish.rounds is None else {"rounds": wish.rounds}
-    only = tuple(part.strip() for part in _split(wish.only) if part.strip())
     choice = Choice(wish.seeds, only, wish.variant, {**where, **rounds, **overrides}, tuned)
     cells = lay_out(table, choice)
     known = _Known(wish.source or wish.out, must=wish.source is not None)
+
+    def ended(experiment: Experiment, run: Run) -> None:
+        known.add(experiment, run)
+        if wish.summaries is not None:  # now: who knows how long this may go on
+            write_summary(summary_of(run), wish.summaries)
+
     failed: dict[str, UserError] = {}
-    if not wish.table_only:
-        failed = _run(table, [cell for cell in cells if known.find(cell) is None], known, wish)
+    missing = {label(cell): cell.experiment for cell in cells if known.find(cell) is None}
+    if missing and not wish.table_only:
+        apart = table.kind == "cost"
+        failed = play_all(missing, ended, out=wish.out, at_once=wish.at_once, apart=apart, quiet=wish.quiet)
     results = gather(table, cells, known.find, rule)
     if wish.summaries is not None:
         for cell in cells:
             known.write(cell, wish.summaries)
     _make(results, table, cells, choice, wish)
-    if failed:
-        more = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
-        title, error = next(iter(failed.items()))
-        raise UserError(f"{len(failed)} runs failed: {title}: {error}{more}")
+    complain(failed)
     return results
 
 
-def _split(only: str) -> list[str]:
+def complain(failed: Mapping[str, UserError]) -> None:
+    """One line, if runs failed."""
+    if failed:
+        name, error = next(iter(failed.items()))
+        raise UserError(f"{len(failed)} {'runs' if len(failed) > 1 else 'run'} failed, such as {name}: {error}")
+
+
+def split_names(only: str) -> tuple[str, ...]:
     """Rows' names, separated by commas; commas in braces, as in {1,2}, separate nothing."""
     parts, depth = [""], 0
     for sign in only:
@@ -97,7 +110,7 @@ def _split(only: str) -> list[str]:
             parts.append("")
         else:
             parts[-1] += sign
-    return parts
+    return tuple(part.strip() for part in parts if part.strip())
 
 
 def _rule(asked: str, own: Rule) -> Rule:
@@ -109,16 +122,18 @@ def _rule(asked: str, own: Rule) -> Rule:
     raise UserError(f"--rule is {', '.join(RULES)}, not {asked!r}")
 
 
-def read_tuned(path: Path, table: Table) -> dict[str, dict[str, Any]]:
-    """The settings that `fedfa tune` has written for a table's rows."""
+def read_tuned(path: Path, table: Table, variant: str, rows: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """The settings that `fedfa tune` has written for rows of a table."""
     content = read_toml(path)
-    if content.get("table") not in (table.name, table.base):
-        raise UserError(f"{path} was tuned for {content.get('table')!r}, not for {table.name}")
-    rows: dict[str, dict[str, Any]] = content.get("rows", {})
-    lacking = [row for row in table.rows if row not in rows]
+    asked = {"table": table.name, "variant": variant or table.variant}
+    for key, value in asked.items():
+        if content.get(key) != value:
+            raise UserError(f"{path} was tuned for {key} {content.get(key)!r}, not {value!r}")
+    found: dict[str, dict[str, Any]] = content.get("rows", {})
+    lacking = [row for row in rows if row not in found]
     if lacking:
-        raise UserError(f"{path} has no settings for {some(lacking)}: tune all rows, or none")
-    return rows
+        raise UserError(f"{path} has no settings for {some(lacking)}: a comparison is fair if all rows are tuned")
+    return {row: found[row] for row in rows}
 
 
 class _Known:
@@ -147,33 +162,32 @@ class _Known:
             write_summary(found, folder)
 
 
-def _run(table: Table, cells: Sequence[Cell], known: _Known, wish: Wish) -> dict[str, UserError]:
-    """Play the runs; gives why some could not be."""
-    labels = {cell.experiment.title: label(cell) for cell in cells}
-    waiting = {cell.experiment.title: cell.experiment for cell in cells}
-    if not waiting:
-        return {}
+def play_all(
+    runs: Mapping[str, Experiment],
+    ended: Callable[[Experiment, Run], None],
+    *,
+    out: Path,
+    at_once: int = 0,
+    apart: bool = False,
+    quiet: bool = False,
+) -> dict[str, UserError]:
+    """Play runs, which have labels, under one bar; `ended` gets each that is complete. Gives why some could not be."""
+    labels = {experiment.title: name for name, experiment in runs.items()}
     failed: dict[str, UserError] = {}
-    with Overall(labels, sum(experiment.rounds for experiment in waiting.values()), wish.quiet) as overall:
+    done = 0
+    with Overall(labels, sum(experiment.rounds for experiment in runs.values()), quiet) as overall:
         try:
             for experiment, outcome in run_together(
-                list(waiting.values()),
-                root=wish.out,
-                watch=overall.watch,
-                at_once=wish.at_once,
-                apart=table.kind == "cost",
+                list(runs.values()), root=out, watch=overall.watch, at_once=at_once, apart=apart
             ):
-                error = outcome if isinstance(outcome, UserError) else None
                 if isinstance(outcome, Run):
-                    known.add(experiment, outcome)
-                    if wish.summaries is not None:  # now: who knows how long this may go on
-                        write_summary(summary_of(outcome), wish.summaries)
+                    done += 1
+                    ended(experiment, outcome)
                 else:
                     failed[labels[experiment.title]] = outcome
-                overall.ended(experiment, error)
+                overall.ended(experiment, outcome if isinstance(outcome, UserError) else None)
         except KeyboardInterrupt:
-            done = sum(known.find(cell) is not None for cell in cells)
-            print(f"stopped; {done} of these {len(waiting)} runs are done: the same command goes on", file=sys.stderr)
+            print(f"stopped; {done} of these {len(runs)} runs are done: the same command goes on", file=sys.stderr)
             raise
     return failed
 

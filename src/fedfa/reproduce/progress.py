@@ -29,6 +29,7 @@ class Overall:
         self._printed = 0.0
         self._quiet = quiet
         self._told: set[str] = set()
+        self._begun: set[str] = set()
         self._lock = threading.Lock()
         lively = console.is_terminal and not os.environ.get("CI") and not quiet
         self._bars = _bars() if lively else None
@@ -55,10 +56,15 @@ class Overall:
         seconds = (time.monotonic() - self._began) / played * (self._rounds - self._played)
         return f"about {duration(seconds)} left"
 
-    def started(self, round: int) -> None:
+    def started(self, label: str, round: int) -> None:
         with self._lock:
-            self._played += round  # of a run that goes on
-            self._before += round
+            self._begun.add(label)
+            self._skip(round)  # of a run that goes on
+
+    def _skip(self, rounds: int) -> None:
+        """Rounds that were played before."""
+        self._played += rounds
+        self._before += rounds
 
     def played(self, label: str, rounds: int, record: Record) -> None:
         with self._lock:
@@ -75,6 +81,8 @@ class Overall:
         """A run is complete, or failed."""
         with self._lock:
             self._ended += 1
+            if self._labels[experiment.title] not in self._begun and error is None:
+                self._skip(experiment.rounds)
             what = f"runs {self._ended}/{self._runs}"
         if self._bars is not None and self._all is not None:
             self._bars.update(self._all, what=what)
@@ -101,7 +109,7 @@ class _OneRun(Watcher):
         self._bar: TaskID | None = None
 
     def run_started(self, run: Run, round: int) -> None:
-        self._overall.started(round)
+        self._overall.started(self._label, round)
         if (bars := self._overall._bars) is not None:
             self._bar = bars.add_task(self._label, total=self._rounds, completed=round, what="", left="")
 

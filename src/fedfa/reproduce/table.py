@@ -47,7 +47,7 @@ class Table(BaseModel):
     stand_in: str = ""
     """The table that takes this one's place where its data are not to be had."""
     kind: Literal["scores", "cost"] = "scores"
-    seeds: int = Field(5, ge=1)
+    seeds: int = Field(default=5, ge=1)
     rule: Rule = "last"
     reference: str = ""
     """The row that others are compared with, seed by seed; the first, unless named."""
