@@ -97,7 +97,7 @@ def draw_convergence(panel: Panel, rule: Rule) -> Figure:
 
     figure, axes = _column(2.6)
     for place, series in enumerate(panel.series):
-        curve = _band(series)
+        curve = _band(series, panel.primary)
         if curve is None:
             continue
         rounds, means, lows, highs = curve
@@ -114,7 +114,7 @@ def draw_convergence(panel: Panel, rule: Rule) -> Figure:
 
 def draw_clients(panel: Panel, rule: Rule) -> Figure:
     """Test metric of every client: means over seeds, with 95 % intervals."""
-    names = [*panel.shown_clients, "mean"]
+    names = [*panel.shown_clients, panel.primary]
     figure, axes = _column(2.6, 3.4 if len(names) * len(panel.series) <= 24 else 7)
     width = 0.8 / len(panel.series)
     for place, series in enumerate(panel.series):
@@ -178,11 +178,11 @@ def _ink(place: int) -> tuple[str, str]:
     return COLOURS[place % len(COLOURS)], LINES[place // len(COLOURS) % len(LINES)]
 
 
-def _band(series: Series) -> tuple[list[int], list[float], list[float], list[float]] | None:
+def _band(series: Series, who: str) -> tuple[list[int], list[float], list[float], list[float]] | None:
     """Rounds, means and the ends of intervals, in per cent."""
     from fedfa.statistics import summarise
 
-    curves = [curve for entry in series.used if (curve := entry.curve("test", "mean"))]
+    curves = [curve for entry in series.used if (curve := entry.curve("test", who))]
     rounds = sorted(set.intersection(*(set(curve) for curve in curves))) if curves else []
     if not rounds:
         return None

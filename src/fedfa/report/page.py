@@ -10,6 +10,7 @@ from importlib.resources import files
 from typing import Any
 
 import fedfa
+from fedfa.report.beside import printed
 from fedfa.report.markup import Markup, escaped, joined, json_block, tag
 from fedfa.report.payload import payload
 from fedfa.report.study import Entry, Panel, Series, Study
@@ -100,7 +101,8 @@ def _panel(panel: Panel, number: int) -> Markup:
 def _lead(panel: Panel) -> Markup:
     """What the numbers say, in a sentence or two, and no more than they say."""
     rule = panel.rules[0] if panel.rules else "last"
-    known = [(summary, series) for series in panel.series if (summary := series.summary(rule)) is not None]
+    found = [(series.summary(rule, panel.primary), series) for series in panel.series]
+    known = [(summary, series) for summary, series in found if summary is not None]
     if not known:
         return escaped("No run has an evaluated round yet.")
     best, series = max(known, key=lambda one: one[0].mean)
@@ -110,7 +112,7 @@ def _lead(panel: Panel) -> Markup:
         f" (95 % interval {100 * best.low:.1f} to {100 * best.high:.1f}, {best.n} seeds)"
         if best.low is not None and best.high is not None
         else " (one seed: no interval)",
-        f" of test {panel.metric}, {TITLES[rule]}.",
+        f" of test {panel.metric}{' on unseen clients' if panel.held_out else ''}, {TITLES[rule]}.",
     ]
     base = panel.series[panel.baseline].label
     compared = panel.compared(rule, panel.baseline)
@@ -162,7 +164,7 @@ def _results(panel: Panel, number: int) -> Markup:
     partly = [_partly(series) for series in panel.series if series.complete and len(series.used) < len(series.entries)]
     if partly:
         notes.append(tag("p", f"Left out of the numbers: {'; '.join(partly)}.", class_="note warn"))
-    if any(column.keys[0] == "paper" for column in results(panel, rules[0]).columns):
+    if any(printed(panel, series) for series in panel.series):
         text = "'paper' is what Zhou and Konukoglu (ICLR 2023) print: single runs, on splits of their own."
         notes.append(tag("p", text, class_="note"))
     controls = tag("div", tag("div", choice, class_="field"), class_="controls")
@@ -228,7 +230,7 @@ def _federation(panel: Panel, number: int) -> Markup | None:
 
 
 def _traces(panel: Panel, number: int) -> Markup:
-    if not any(entry.traces() for series in panel.series for entry in series.used[:1]):
+    if not any(entry.traced for series in panel.series for entry in series.used):
         text = "None of these runs has recorded any: only algorithms that share statistics of features have them."
         return _card("γ and running statistics", f"traces-{number}", tag("p", text, class_="note"))
     note = tag("p", "By layer and channel, as the server had them after a round.", class_="note")

@@ -29,8 +29,8 @@ SIDES = ("train", "val", "test")
 
 def payload(study: Study) -> dict[str, Any]:
     """The whole page's numbers."""
-    traced = [(panel, series) for panel in study.panels for series in panel.series]
-    share = TRACE_BYTES // max(1, sum(_has_traces(series) for _, series in traced))
+    traced = sum(any(entry.traced for entry in series.used) for panel in study.panels for series in panel.series)
+    share = TRACE_BYTES // max(1, traced)
     return {
         "rules": TITLES,
         "panels": [_panel(panel, share) for panel in study.panels],
@@ -52,10 +52,10 @@ def _panel(panel: Panel, share: int) -> dict[str, Any]:
 
 
 def _whos(panel: Panel) -> list[list[str]]:
-    """Whose numbers there are, each with a title."""
-    unseen = [["unseen", "mean of unseen clients"]] if panel.held_out else []
+    """Whose numbers there are, each with a title; first, those that methods are compared by."""
+    unseen = [["unseen", "mean over unseen clients"]] if panel.held_out else []
     clients = [[name, panel.client_title(name)] for name in panel.shown_clients]
-    return [["mean", "mean over clients"], *unseen, *clients]
+    return [*unseen, ["mean", "mean over clients" if not unseen else "mean over seen clients"], *clients]
 
 
 # Curves, bars, differences
@@ -74,7 +74,7 @@ def _series(series: Series, panel: Panel) -> dict[str, Any]:
 
 
 def _curve(entries: Sequence[Entry], split: str, who: str) -> dict[str, Any] | None:
-    """Mean and deviation over seeds by round, for rounds that all of them have; of the mean over clients, every
+    """Mean and deviation over seeds by round, for rounds that all of them have; of means over clients, every
     seed's own numbers as well."""
     found = [curve for entry in entries if (curve := entry.curve(split, who))]
     rounds = thinned(sorted(set.intersection(*(set(curve) for curve in found)))) if found else []
@@ -86,7 +86,7 @@ def _curve(entries: Sequence[Entry], split: str, who: str) -> dict[str, Any] | N
     if len(found) > 1:
         made["sd"] = [round(summary.sd or 0.0, digits) for summary in summaries]
         made["half"] = round(_half_width(summaries), 4)
-        if who == "mean" and split != "val":
+        if who in ("mean", "unseen") and split != "val":
             made["each"] = [[round(scale * one[number], digits) for number in rounds] for one in found]
     return made
 
@@ -156,10 +156,6 @@ def _federation(profile: dict[str, Any] | None) -> dict[str, Any] | None:
 
 
 # How γ and the running statistics moved
-
-
-def _has_traces(series: Series) -> bool:
-    return any(entry.folder is not None and (entry.folder / "traces").is_dir() for entry in series.used)
 
 
 def _traces(series: Series, share: int) -> dict[str, Any] | None:

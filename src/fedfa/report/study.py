@@ -74,6 +74,11 @@ class Entry:
     def profile(self) -> dict[str, Any] | None:
         return Run(self.folder).profile if self.folder else None
 
+    @property
+    def traced(self) -> bool:
+        """Whether it has kept traces."""
+        return self.folder is not None and any((self.folder / "traces").glob("*.safetensors"))
+
     def traces(self) -> list[tuple[int, dict[str, Tensor]]]:
         return list(Run(self.folder).traces()) if self.folder else []
 
@@ -144,7 +149,7 @@ class Series:
         found: dict[int, float] = {}
         for entry in self.used:
             if (chosen := entry.selected.get(rule)) is not None:
-                own = {"mean": chosen.mean, "unseen": chosen.unseen, "gap": chosen.gap, **chosen.clients}
+                own = {**chosen.clients, "mean": chosen.mean, "unseen": chosen.unseen, "gap": chosen.gap}
                 if (value := own.get(who)) is not None:
                     found[entry.seed] = value
         return found
@@ -180,6 +185,11 @@ class Panel:
         return list(self.series[0].config.get("held_out", ()))
 
     @property
+    def primary(self) -> str:
+        """Whose metric methods are compared by: the mean over clients, or where some are held out, over those."""
+        return "unseen" if self.held_out else "mean"
+
+    @property
     def source(self) -> str:
         return str(self.series[0].config["source"]["name"])
 
@@ -208,8 +218,10 @@ class Panel:
         entries = sorted((entry for series in self.series for entry in series.entries), key=lambda entry: entry.seed)
         return next((entry.profile for entry in entries if entry.profile is not None), None)
 
-    def compared(self, rule: Rule, baseline: int, who: str = "mean") -> list[Compared]:
-        """Every other series against the `baseline`-th, seed by seed. Corrected for each other (Holm)."""
+    def compared(self, rule: Rule, baseline: int, who: str = "") -> list[Compared]:
+        """Every other series against the `baseline`-th, seed by seed, by the :attr:`primary` metric or a client's.
+        Corrected for each other (Holm)."""
+        who = who or self.primary
         base = self.series[baseline].by_seed(rule, who)
         found = []
         for place, series in enumerate(self.series):
@@ -271,14 +283,19 @@ def _places(path: Path) -> list[Path]:
 
 
 def _entry(run: Run) -> Entry:
-    entry = Entry(run.folder.name, run.config, run.provenance, run.metrics, run.done, run.folder)
-    assert entry.metric and entry.seed >= 0 and flat(entry.config)["algorithm.name"]  # or it is no run of ours
-    return entry
+    return _whole(Entry(run.folder.name, run.config, run.provenance, run.metrics, run.done, run.folder))
 
 
 def _summary(path: Path) -> Entry:
     found = read_summary(path)
-    return Entry(found.name, found.config, found.provenance, found.metrics, found.done)
+    return _whole(Entry(found.name, found.config, found.provenance, found.metrics, found.done))
+
+
+def _whole(entry: Entry) -> Entry:
+    """The entry, if it has what every run has: an error here, and not in the middle of a page."""
+    _ = (entry.metric, entry.seed, entry.status, entry.selected, entry.cost())
+    _ = [entry.config[component]["name"] for component in ("source", "algorithm", "network")]
+    return entry
 
 
 def panels_of(entries: Sequence[Entry]) -> list[Panel]:

@@ -129,9 +129,9 @@ def results(panel: Panel, rule: Rule) -> Table:
     compared = {id(one.series): one for one in panel.compared(rule, panel.baseline)}
     columns = [Column("method", ("method",), numeric=False), Column("seeds", ("seeds",))]
     columns += [Column(panel.client_title(name), (name,)) for name in panel.shown_clients]
-    columns += [Column("mean", ("mean",)), Column("sd", ("sd",)), Column(INTERVAL, ("low", "high"))]
     if panel.held_out:
-        columns += [Column("unseen", ("unseen",)), Column("gap", ("gap",))]
+        columns += [Column("seen", ("seen",)), Column("gap", ("gap",))]
+    columns += [Column(panel.primary, (panel.primary,)), Column("sd", ("sd",)), Column(INTERVAL, ("low", "high"))]
     if compared:
         columns += [
             Column(f"− {base.label}", ("difference",)),
@@ -143,13 +143,13 @@ def results(panel: Panel, rule: Rule) -> Table:
         columns += [Column("paper", ("paper",)), Column("− paper", ("difference_to_paper",))]
     rows = []
     for series, paper in zip(panel.series, papers, strict=True):
-        summary = series.summary(rule)
+        summary = series.summary(rule, panel.primary)
         seeds = summary.n if summary else 0
         row = [Cell(_name(series), (series.label,)), Cell(str(seeds), (seeds,))]
         row += [_metric(series.summary(rule, name)) for name in panel.shown_clients]
-        row += [_metric(summary), _number(summary.sd if summary else None), _interval(summary)]
         if panel.held_out:
-            row += [_metric(series.summary(rule, who)) for who in ("unseen", "gap")]
+            row += [_metric(series.summary(rule, who)) for who in ("mean", "gap")]
+        row += [_metric(summary), _number(summary.sd if summary else None), _interval(summary)]
         if compared:
             one = compared.get(id(series))
             row += [
@@ -158,13 +158,15 @@ def results(panel: Panel, rule: Rule) -> Table:
                 _p(one.holm if one else None),
             ]
         if any(papers):
-            row += _beside(paper, series.summary(rule, "unseen") if panel.held_out else summary)
+            row += _beside(paper, summary)
         rows.append(row)
     for place, column in enumerate(columns):
-        if column.keys[0] in (*panel.shown_clients, "mean", "unseen") and len(rows) > 1:
+        if column.keys[0] in (*panel.shown_clients, "seen", panel.primary) and len(rows) > 1:
             _mark_best(rows, place)
     clients = "" if panel.shown_clients else f", {len(panel.clients)} clients"
     caption = f"{panel.title}{clients}: test {panel.metric}, %, {TITLES[rule]}, mean over seeds."
+    if panel.held_out:
+        caption += " Deviations, intervals and differences are of the mean over unseen clients."
     if compared:
         caption += f" Differences to {base.label} are paired by seed."
     return Table(f"results-{rule}", caption, columns, rows)
@@ -183,7 +185,7 @@ def differences(panel: Panel, rule: Rule) -> Table:
         Column("p (Holm)", ("p_holm",)),
     ]
     rows = []
-    for who in ("mean", *panel.shown_clients):
+    for who in (panel.primary, *panel.shown_clients):
         for one in panel.compared(rule, panel.baseline, who):
             found = one.difference
             rows.append(

@@ -318,7 +318,7 @@
             : svg('rect', { class: 'column', x, width: bar - 2, y: y(found[0]), height: y(0) - y(found[0]), rx: Math.min(3, bar / 4) });
           picture.append(svg('g', { class: colour(place), 'data-series': own.series[place].label }, close ? [line, body] : [body, line]));
         });
-        const short = who === 'mean' ? 'mean' : who === 'unseen' ? 'unseen' : title;
+        const short = who === 'unseen' ? 'unseen' : who === 'mean' ? (own.whos[0][0] === 'unseen' ? 'seen' : 'mean') : title;
         const most = Math.max(4, Math.floor(step / 6.8));
         picture.append(svg('text', { class: 'name', x: middle, y: height - bottom + 18, 'text-anchor': 'middle' },
           short.length > most ? `${short.slice(0, most - 1)}\u2026` : short));
