@@ -67,7 +67,8 @@ class Visit:
     """A page that is open, and what it has said and asked for."""
 
     def __init__(self, browser: Any, file: Path, width: int = DESKTOP, scheme: str = "light") -> None:
-        self.context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme)
+        size = {"width": width, "height": 800}
+        self.context = browser.new_context(viewport=size, color_scheme=scheme, has_touch=width == PHONE)
         self.page = self.context.new_page()
         self.said: list[str] = []
         self.asked: list[str] = []
@@ -161,6 +162,20 @@ def test_hovering_reads_out_a_round(visit: Visits, runs: list[Run]) -> None:
         assert read is not None and float(read[1]) == pytest.approx(50 * sum(scores), abs=0.06)
     seen.page.mouse.move(5, 5)
     assert tip.count() == 0
+
+
+def test_a_finger_reads_out_a_round(visit: Visits) -> None:
+    seen = visit(PHONE)
+    plot = seen.chart("curves").locator(".plot")
+    box = plot.bounding_box()
+    seen.page.touchscreen.tap(box["x"] + box["width"] - 15, box["y"] + box["height"] / 2)
+    assert plot.locator(".tip b").inner_text() == "Round 3"  # and it stays
+
+
+def test_all_charts_are_there_in_print(visit: Visits) -> None:
+    seen = visit()
+    seen.page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert seen.page.evaluate("[...document.querySelectorAll('.plot')].every((plot) => plot.children.length)")
 
 
 def test_arrow_keys_read_out_a_chart(visit: Visits) -> None:

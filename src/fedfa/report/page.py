@@ -290,7 +290,7 @@ def _footer() -> Markup:
     made = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
     return tag(
         "p", f"Made by fedfa {fedfa.__version__} on {made}. Intervals are Student's t over seeds; differences are "
-        "paired by seed, and p-values corrected by Holm's method within a table.",
+        "paired by seed; p-values are corrected for the number of methods (Holm), intervals are not.",
         tag("noscript", " Charts need JavaScript; the tables above do not."),
     )  # fmt: skip
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedfa.data.splits import SIDES
 from fedfa.report.study import Entry, Panel, Series, Study
 from fedfa.statistics import TITLES, Rule, Summary, summarise
 
@@ -24,7 +25,6 @@ TRACE_BYTES = 300_000
 """What all traces of a page may take together."""
 LEVELS = (0, 0.1, 0.5, 0.9, 1)
 """Quantiles over a layer's channels."""
-SIDES = ("train", "val", "test")
 
 
 def payload(study: Study) -> dict[str, Any]:

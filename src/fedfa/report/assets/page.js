@@ -55,6 +55,7 @@
   const seen = new IntersectionObserver((entries) => {
     for (const { isIntersecting, target } of entries) if (isIntersecting) { seen.unobserve(target); target.show(); }
   }, { rootMargin: '400px' });
+  addEventListener('beforeprint', () => every('.plot').forEach((plot) => { if (!plot.drawn) plot.show(); }));
   const resized = new ResizeObserver((entries) => {
     for (const { target } of entries) if (target.drawn && Math.abs(target.clientWidth - target.drawn) > 1) target.show();
   });
@@ -116,7 +117,7 @@
     };
     plot.onpointermove = nearest;
     plot.onpointerdown = nearest;
-    plot.onpointerleave = leave;
+    plot.onpointerleave = (event) => { if (event.pointerType !== 'touch') leave(); }; // a lifted finger still wants to read
     plot.onblur = leave;
     plot.onkeydown = (event) => {
       const width = stops.across || 1;
@@ -299,8 +300,8 @@
       const bar = Math.max(7, Math.min(34, ((space - left) / whos.length - gap) / Math.max(places.length, 1)));
       const each = Math.max(places.length * bar + 10, 52), width = Math.max(space, left + whos.length * each + 4);
       const step = (width - left - 4) / whos.length;
-      const every = whos.flatMap(([who]) => places.map((place) => value(who, place))).filter(Boolean).flat().filter((one) => one !== null);
-      const [low, high] = close && every.length ? [Math.max(0, Math.min(...every) - 0.5), Math.min(100, Math.max(...every) + 0.5)] : [0, 100];
+      const all = whos.flatMap(([who]) => places.map((place) => value(who, place))).filter(Boolean).flat().filter((one) => one !== null);
+      const [low, high] = close && all.length ? [Math.max(0, Math.min(...all) - 0.5), Math.min(100, Math.max(...all) + 0.5)] : [0, 100];
       const y = (share) => top + (1 - (Math.max(low, Math.min(share, high)) - low) / (high - low)) * (height - top - bottom);
       const picture = svg('svg', { width, height, 'aria-hidden': 'true' });
       for (const share of close ? ticks(low, high, 5).found : [0, 25, 50, 75, 100]) picture.append(
