@@ -17,6 +17,7 @@ from fedfa.algorithms.base import Algorithm
 from fedfa.augmentation import Augmentation
 from fedfa.data.federate import federate
 from fedfa.data.federation import Federation
+from fedfa.data.profile import profile
 from fedfa.data.splits import Splits
 from fedfa.data.transforms import Transforms
 from fedfa.engines.base import Engine
@@ -26,6 +27,7 @@ from fedfa.engines.sequential import Sequential
 from fedfa.errors import UserError
 from fedfa.experiment import COMPONENTS, REGISTRIES, Experiment, load
 from fedfa.memory import Memory
+from fedfa.peak import Peak
 from fedfa.precision import arithmetic
 from fedfa.registry import nearest
 from fedfa.runs import Run, clear, find_run, held
@@ -33,6 +35,10 @@ from fedfa.server import Plan, Watcher, collect_shares, first_state, play_round
 from fedfa.state import ServerState
 from fedfa.streams import derive
 from fedfa.task import Classification, Segmentation, Task
+from fedfa.trackers import tracked
+
+TRACES = 50
+"""Rounds of a run, about, after which an algorithm's traces are kept."""
 
 
 def run(
@@ -231,7 +237,8 @@ def play(run: Run, watcher: Watcher | None = None, parts: Parts | None = None) -
         engine = build_engine(config, parts, memory, device, watcher)
         try:
             torch.set_num_threads(run.provenance["threads"])  # sums depend on it: a resumed run must not differ
-            return _play(run, watcher, parts, engine, memory, device)
+            with tracked(watcher, config.trackers) as watching:
+                return _play(run, watching, parts, engine, memory, device)
         finally:
             torch.set_num_threads(threads)
 
@@ -264,6 +271,11 @@ def build_engine(config: Experiment, parts: Parts, memory: Memory, device: torch
     )
 
 
+def is_traced(round: int, rounds: int) -> bool:
+    """Whether an algorithm's traces are kept after a round: after the first, the last, and evenly in between."""
+    return round in (1, rounds) or round % -(-rounds // TRACES) == 0
+
+
 def _play(run: Run, watcher: Watcher, parts: Parts, engine: Engine, memory: Memory, device: torch.device) -> Run:
     config, plan = run.experiment, parts.plan
     latest = run.latest()
@@ -276,7 +288,9 @@ def _play(run: Run, watcher: Watcher, parts: Parts, engine: Engine, memory: Memo
     run.truncate(server.round)
     memory.forget_after(server.round)
     memory.restarts = run.restarts()
-    started = time.perf_counter()
+    if run.profile is None:
+        run.keep_profile(profile(parts.federation))
+    started, peak = time.perf_counter(), Peak(device)
     watcher.run_started(run, server.round)
     for line in run.provenance.get("notices", ()):
         watcher.noticed(line)
@@ -290,7 +304,9 @@ def _play(run: Run, watcher: Watcher, parts: Parts, engine: Engine, memory: Memo
             seconds = time.perf_counter() - clock
             if record.val is not None and (best is None or record.val.mean > best):
                 best, unsaved = record.val.mean, server
-            run.append(record, seconds)
+            if is_traced(server.round, plan.rounds):
+                run.trace(server.round, parts.algorithm.traces(server))
+            run.append(record, seconds)  # last: a round on record has nothing left to write
             if server.round % config.checkpoint_every == 0 or server.round == plan.rounds:
                 _checkpoint(run, server, best, unsaved, memory)
                 unsaved = None
@@ -298,7 +314,7 @@ def _play(run: Run, watcher: Watcher, parts: Parts, engine: Engine, memory: Memo
         if server.round == run.rounds and server.round not in run.restarts():
             _checkpoint(run, server, best, unsaved, memory)
         raise
-    run.finish(time.perf_counter() - started)
+    run.finish(time.perf_counter() - started, peak.read())
     return run
 
 
