@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,7 @@ from fedfa.precision import arithmetic
 from fedfa.runs import Run
 from fedfa.server import Record, Watcher
 from fedfa.simulate import run
-
-Outcome = tuple[Experiment, Run | UserError]
+from fedfa.together import Outcome, Watch
 
 AT_ONCE = 5
 """Runs at a time unless it is said how many."""
@@ -58,9 +57,7 @@ class _Relay(Watcher):
         self._tell("round_done", record)
 
 
-def share_gpu(
-    experiments: Sequence[Experiment], root: Path, watch: Callable[[Experiment], Watcher], at_once: int = 0
-) -> Iterator[Outcome]:
+def share_gpu(experiments: Sequence[Experiment], root: Path, watch: Watch, at_once: int = 0) -> Iterator[Outcome]:
     """Run experiments on the GPU, `at_once` at a time, and give each as it ends. Those of one precision go together:
     what arithmetic a product is taken in is a setting of the process."""
     ordered = sorted(experiments, key=lambda experiment: experiment.precision)
@@ -69,9 +66,7 @@ def share_gpu(
             yield from _share(list(group), root, watch, at_once or AT_ONCE)
 
 
-def _share(
-    experiments: list[Experiment], root: Path, watch: Callable[[Experiment], Watcher], at_once: int
-) -> Iterator[Outcome]:
+def _share(experiments: list[Experiment], root: Path, watch: Watch, at_once: int) -> Iterator[Outcome]:
     waiting: queue.SimpleQueue[Experiment] = queue.SimpleQueue()
     for experiment in experiments:
         waiting.put(experiment)
