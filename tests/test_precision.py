@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from fedfa import Run, UserError
-from fedfa.precision import arithmetic, cast
+from fedfa.nets import LeNet, ResNet18
+from fedfa.precision import Precision, arithmetic, cast
 
 
 def test_arithmetic_is_put_back() -> None:
@@ -65,3 +66,16 @@ def test_auto_is_sequential_on_a_cpu_and_lanes_change_no_name(play: Callable[...
     assert play(engine="auto", lanes=3).folder == auto.folder
     plain = play(engine="sequential")
     assert [line["test"] for line in plain.metrics] == [line["test"] for line in auto.metrics]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize(
+    ("network", "precision", "last"),
+    [(LeNet, "tf32", False), (ResNet18, "tf32", True), (ResNet18, "float32", False), (LeNet, "bf16", True)],
+)
+def test_the_memory_format_on_a_gpu(network: type, precision: Precision, last: bool) -> None:
+    model = cast(network(10), precision, torch.device("cuda"))
+    kernels = [module.weight for module in model.modules() if isinstance(module, nn.Conv2d)]
+    either = [w for w in kernels if w.shape[1] > 1 and w[0, 0].numel() > 1]  # others lie in both formats at once
+    assert either and all(weight.is_contiguous(memory_format=torch.channels_last) == last for weight in either)

@@ -219,3 +219,18 @@ def test_peak_memory_is_the_same_for_10_and_for_1000_clients() -> None:
 
     few, many = peak(10), peak(1000)
     assert abs(many - few) < 4 * 1024, f"{few} KiB with 10 clients, {many} KiB with 1,000"
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_one_kernel_adds_what_a_dozen_operations_add() -> None:
+    draw = torch.Generator().manual_seed(0)
+    on_cpu, on_gpu = ExactSum(), ExactSum()
+    for number in range(20):
+        size = 10.0 ** torch.randint(-6, 7, (5000,), generator=draw)
+        row = {"a": (torch.randn(5000, generator=draw) * size).view(50, 100), "b": torch.randn(7, generator=draw)}
+        on_cpu.add(row, number + 1)
+        on_gpu.add({name: tensor.cuda() for name, tensor in row.items()}, number + 1)
+    assert torch.equal(on_gpu._high.cpu(), on_cpu._high) and torch.equal(on_gpu._low.cpu(), on_cpu._low)
+    for name, tensor in on_gpu.divided(210).items():
+        assert torch.equal(tensor.cpu(), on_cpu.divided(210)[name])

@@ -117,6 +117,80 @@ def compare(
     print_comparison(compare(*runs), png, csv)
 
 
+@app.command()
+@user_errors
+def reproduce(
+    table: Annotated[str, typer.Argument(help="A table's name, or a TOML file; none lists them.")] = "",
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes to all runs.")
+    ] = None,
+    only: Annotated[str, typer.Option("--only", metavar="ROW,…", help="These rows, and the reference row.")] = "",
+    seeds: Annotated[
+        int | None, typer.Option("--seeds", min=1, help="Seeds 0 to N − 1 instead of the table's.")
+    ] = None,
+    data: Annotated[Path | None, typer.Option("--data", help="The data set's folder, or one that holds it.")] = None,
+    rounds: Annotated[int | None, typer.Option("--rounds", min=1, help="Rounds instead of the table's.")] = None,
+    out: Root = Path("runs"),
+    at_once: Annotated[int, typer.Option("--at-once", min=0, help="Runs side by side; 0 for what suits.")] = 0,
+    variant: Annotated[str, typer.Option("--variant", help="Another reading, where paper and code differ.")] = "",
+    tuned: Annotated[Path | None, typer.Option("--tuned", help="Settings that `fedfa tune` has found.")] = None,
+    rule: Annotated[str, typer.Option("--rule", help="last, last20 or best: which rounds count.")] = "",
+    table_only: Annotated[bool, typer.Option("--table-only", help="Run nothing; show what is there.")] = False,
+    source: Annotated[Path | None, typer.Option("--from", help="Run folders or summaries to make it from.")] = None,
+    summaries: Annotated[Path | None, typer.Option("--summaries", help="Write each run as a small JSON there.")] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Reproduce a table of the paper: fedfa reproduce office-main --data DIR"""
+    from fedfa.experiment import parse_overrides
+    from fedfa.reproduce.play import Wish, list_tables, reproduce
+
+    if not table:
+        list_tables()
+        return
+    wish = Wish(seeds, only, data, rounds, out, at_once, variant, tuned, rule, table_only, source, summaries, quiet)
+    reproduce(table, parse_overrides(overrides or []), wish)
+
+
+@app.command()
+@user_errors
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders, folders that hold runs, or summaries of runs.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The page.")] = Path("report.html"),
+    figures: Annotated[Path | None, typer.Option(help="Folder for figures, as PNG and PDF.")] = None,
+    tables: Annotated[Path | None, typer.Option(help="Folder for tables, as LaTeX, Markdown and CSV.")] = None,
+    title: Annotated[str | None, typer.Option(help="The page's title.")] = None,
+) -> None:
+    """Make a page of runs, to look at in a browser: fedfa report runs -o report.html"""
+    from fedfa.report.write import write_report
+
+    write_report(runs, out, figures, tables, title)
+
+
+@app.command()
+@user_errors
+def tune(
+    target: Annotated[str, typer.Argument(help="A table's name, a built-in experiment or a TOML file of either.")],
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="For all runs.")] = None,
+    trials: Annotated[int, typer.Option("--trials", min=1, help="For every row, its own settings included.")] = 8,
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Seeds that a trial is judged over.")] = 1,
+    search_seed: Annotated[int, typer.Option("--search-seed", help="Of the settings that are drawn.")] = 0,
+    only: Annotated[str, typer.Option("--only", metavar="ROW,…", help="These rows, and the reference row.")] = "",
+    variant: Annotated[str, typer.Option("--variant", help="Another reading, where paper and code differ.")] = "",
+    data: Annotated[Path | None, typer.Option("--data", help="The data set's folder, or one that holds it.")] = None,
+    rounds: Annotated[int | None, typer.Option("--rounds", min=1, help="Rounds instead of the table's.")] = None,
+    out: Root = Path("runs"),
+    at_once: Annotated[int, typer.Option("--at-once", min=0, help="Runs side by side; 0 for what suits.")] = 0,
+    file: Annotated[Path | None, typer.Option("--file", help="Where the settings go, instead of OUT/tuned.")] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Search settings on validation data, for reproduce --tuned: fedfa tune digit-sites --trials 4"""
+    from fedfa.experiment import parse_overrides
+    from fedfa.reproduce.tune import Search, tune
+
+    search = Search(trials, seeds, search_seed, only, variant, data, rounds, out, at_once, file, quiet)
+    tune(target, parse_overrides(overrides or []), search)
+
+
 data = typer.Typer(
     help="Look at data before training on them.",
     no_args_is_help=True,

@@ -32,8 +32,10 @@ COMPONENTS: dict[str, Registry[Any]] = REGISTRIES | {"transform": TRANSFORMS}
 """Those of which an experiment has one, and those of which it has a list."""
 GIVEN = ("num_classes", "in_channels", "augment")
 """Arguments of a network that the federation and the algorithm decide."""
-COSMETIC = {"description", "checkpoint_every", "keep_checkpoints", "lanes"}
+COSMETIC = {"description", "checkpoint_every", "keep_checkpoints", "lanes", "trackers"}
 """Keys that do not change a run's numbers, and so not its name."""
+TRACKERS = ("tensorboard", "mlflow", "wandb")
+"""Where a run's numbers can go besides its folder; :mod:`fedfa.trackers` has them."""
 
 
 class Experiment(BaseModel):
@@ -68,6 +70,7 @@ class Experiment(BaseModel):
     optimizer_state: Literal["fresh", "kept"] = "fresh"
     dice: Literal["foreground", "released"] = "foreground"
     evaluate_every: int = Field(1, ge=1)
+    evaluate_last: int = Field(1, ge=1)
     engine: Literal["auto", "sequential", "captured"] = "auto"
     lanes: int = Field(0, ge=0)
     precision: Literal["float32", "tf32", "bf16"] = "tf32"
@@ -75,6 +78,7 @@ class Experiment(BaseModel):
     threads: int = Field(0, ge=0)
     checkpoint_every: int = Field(10, ge=1)
     keep_checkpoints: int = Field(2, ge=1)
+    trackers: tuple[str, ...] = ("tensorboard",)
 
     @field_validator("source", "network", "algorithm", "augmentation", "partition", mode="before")
     @classmethod
@@ -113,7 +117,15 @@ class Experiment(BaseModel):
             raise ValueError("is auto, cpu, cuda, cuda:N or mps")
         return value
 
-    @field_validator("held_out", mode="before")
+    @field_validator("trackers")
+    @classmethod
+    def _known_trackers(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        for name in names:
+            if name not in TRACKERS:
+                raise UserError(f"no tracker {name!r}; {nearest(name, TRACKERS)}")
+        return names
+
+    @field_validator("held_out", "trackers", mode="before")
     @classmethod
     def _one_or_more(cls, value: Any) -> Any:
         names = (value,) * bool(value) if isinstance(value, str) else value

@@ -25,6 +25,8 @@ class Memory:
         self.restarts: Sequence[int] = ()
         """Rounds that a restart could go back to: versions they need are not deleted."""
         self._written: set[Path] = set()
+        self._known = {path.name for path in folder.glob("*")}
+        """Clients that have a folder: most algorithms keep nothing, and the disk need not be asked."""
 
     def load(self, client: str, round: int) -> dict[str, Tensor]:
         """The client's memory as it was after the given round; empty if it has none."""
@@ -33,8 +35,9 @@ class Memory:
 
     def save(self, client: str, round: int, tensors: dict[str, Tensor]) -> None:
         """Keep the client's memory after the given round."""
-        if not tensors and not self._folder_of(client).exists():
+        if not tensors and not self._has(client):
             return
+        self._known.add(self._folder_of(client).name)
         write_tensors(self._file(client, round), tensors, durable=False)  # a wait for the disk is ten times the write
         self._written.add(self._file(client, round))
         versions = self._versions(client)
@@ -59,7 +62,10 @@ class Memory:
                     (folder / f"{version}.safetensors").unlink()
 
     def _versions(self, client: str) -> list[int]:
-        return _versions(self._folder_of(client))
+        return _versions(self._folder_of(client)) if self._has(client) else []
+
+    def _has(self, client: str) -> bool:
+        return bool(self._known) and self._folder_of(client).name in self._known
 
     def _folder_of(self, client: str) -> Path:
         return self._folder / quote(client, safe=" ").replace(".", "%2E")  # `quote` lets `..` through
@@ -69,6 +75,4 @@ class Memory:
 
 
 def _versions(folder: Path) -> list[int]:
-    if not folder.exists():  # most algorithms keep nothing: do not search for it
-        return []
     return [int(file.stem) for file in folder.glob("*.safetensors") if re.fullmatch(r"\d+", file.stem)]

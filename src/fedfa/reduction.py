@@ -10,9 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from types import ModuleType
 
 import torch
 from torch import Tensor
+
+from fedfa.kernels import kernels
 
 CHUNK = 1 << 15
 """Entries added at a time on the CPU: what an addition needs besides the sum stays in the cache."""
@@ -48,8 +51,8 @@ class Update:
     """Mean training loss over the round's samples."""
     row: Tensor | None = None
     """The model's floating-point entries in one row, in their order, where the engine has laid them out so."""
-    finite: bool | None = None
-    """Whether all of it is finite, where an engine in this very process has looked."""
+    sound: bool = False
+    """Whether an engine in this very process has checked all of it already."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +92,9 @@ class ExactSum:
         if not self._high.numel():
             self._high = torch.zeros(flat.shape, dtype=torch.float64, device=flat.device)
             self._low = torch.zeros_like(self._high)
+        if (fused := _fused(flat)) is not None:
+            fused.add(self._high, self._low, flat, weight)
+            return
         size = CHUNK if flat.device.type == "cpu" else flat.numel()
         for part, high, low in zip(flat.split(size), self._high.split(size), self._low.split(size), strict=True):
             _two_sum_(high, low, part.double().mul_(weight))
@@ -97,6 +103,8 @@ class ExactSum:
         """The sum over `by`, in the tensors' own types."""
         like = self._like or {}
         mean = (self._high + self._low).div_(by)
+        if len(types := {tensor.dtype for tensor in like.values()}) == 1:
+            mean = mean.to(types.pop())  # one launch, not one a tensor
         parts = mean.split([tensor.numel() for tensor in like.values()])
         return {name: part.view(t.shape).to(t.dtype) for (name, t), part in zip(like.items(), parts, strict=True)}
 
@@ -110,6 +118,11 @@ def _two_sum_(high: Tensor, low: Tensor, value: Tensor) -> None:
     low += value
     torch.add(total, low, out=high)
     low -= total.sub_(high).neg_()  # low ← low − (high − total), what the new `high` took up
+
+
+def _fused(flat: Tensor) -> ModuleType | None:
+    """The same addition as one kernel, where there is a GPU that runs it."""
+    return kernels("fedfa.reduction_triton", flat.device) if flat.dtype in (torch.float32, torch.float64) else None
 
 
 class Reduction:
@@ -127,17 +140,21 @@ class Reduction:
         expected: Mapping[str, Tensor] | None = None,
     ) -> None:
         self._like = dict(like)
+        self._integers = {name: tensor for name, tensor in self._like.items() if not tensor.is_floating_point()}
         self._centres = dict(centres or {})
         self.clients = 0
         self._weight = 0
         self._model, self._means, self._moments = ExactSum(), ExactSum(), ExactSum()
-        self._counters: dict[str, Tensor] = {}
-        self._weights: dict[str, Tensor] = {}
+        self._counters: Tensor | int = 0
+        self._reporting: Tensor | int = 0
+        self._centre: Tensor | None = None
+        self._sizes: dict[str, int] = {}
         self._expected = expected
 
     def add(self, update: Update) -> None:
         """Add one client's update, or raise :class:`BadUpdate` and leave the sums as they are."""
-        check(update, self._like, self._expected)
+        if not update.sound:
+            check(update, self._like, self._expected)
         report = update.report
         if self._expected is None:
             self._expected = {name: torch.empty_like(tensor, device="meta") for name, tensor in _reported(report)}
@@ -145,35 +162,53 @@ class Reduction:
         self._weight += update.weight
         floats = {name: t for name, t in update.model.items() if t.is_floating_point()}
         self._model.add(floats, update.weight, update.row)
-        for name, tensor in update.model.items():
-            if not tensor.is_floating_point():
-                self._counters[name] = self._counters.get(name, torch.zeros_like(tensor)) + tensor * update.weight
+        counters = [update.model[name].reshape(-1) for name in self._integers]
+        if counters:
+            self._counters = self._counters + torch.cat(counters) * update.weight
         self._means.add(report.means)
-        moments: dict[str, Tensor] = {}
-        for name, (value, weight) in report.spreads.items():
-            wide = value.double()
-            deviation = (wide - self._centres[name] if name in self._centres else wide) * weight
-            moments[f"{name}/1"], moments[f"{name}/2"] = deviation, deviation * deviation
-            self._weights[name] = self._weights.get(name, torch.zeros_like(weight)) + weight
-        self._moments.add(moments)
+        if report.spreads:
+            self._add_spreads(report.spreads)
+
+    def _add_spreads(self, spreads: Mapping[str, tuple[Tensor, Tensor]]) -> None:
+        """Deviations from the centres and their squares, all statistics in a row; a weight of 0 takes one out."""
+        if self._centre is None:
+            self._sizes = {name: value.numel() for name, (value, _) in spreads.items()}
+            zero = torch.zeros((), dtype=torch.float64)
+            parts = [self._centres.get(n, zero.to(v.device)).double().expand_as(v) for n, (v, _) in spreads.items()]
+            self._centre = torch.cat([part.reshape(-1) for part in parts])
+        values = torch.cat([spreads[name][0].detach().reshape(-1).double() for name in self._sizes])
+        weights = torch.stack([spreads[name][1].reshape(()) for name in self._sizes])
+        each = torch.cat([weights[i].expand(size) for i, size in enumerate(self._sizes.values())])
+        deviation = (values - self._centre) * each
+        self._moments.add({"": (row := torch.cat((deviation, deviation * deviation)))}, row=row)
+        self._reporting = self._reporting + weights
 
     def result(self) -> Reduced:
         """The means and variances of what was added."""
         if not self.clients:
             raise ValueError("nothing was added")
         model = self._model.divided(self._weight)
-        model |= {name: total // self._weight for name, total in self._counters.items()}
-        moments = self._moments.divided(1)
-        spreads = {name: self._across(name, moments) for name in self._weights}
-        return Reduced(self.clients, model, self._means.divided(self.clients), spreads)
+        if isinstance(self._counters, Tensor):
+            parts = (self._counters // self._weight).split([tensor.numel() for tensor in self._integers.values()])
+            found = zip(self._integers.items(), parts, strict=True)
+            model |= {name: part.view(like.shape).to(like.dtype) for (name, like), part in found}
+        return Reduced(self.clients, model, self._means.divided(self.clients), self._across())
 
-    def _across(self, name: str, moments: Mapping[str, Tensor]) -> Across:
-        clients = int(self._weights[name])
-        deviation = moments[f"{name}/1"] / max(clients, 1)
+    def _across(self) -> dict[str, Across]:
+        if self._centre is None or not isinstance(self._reporting, Tensor):
+            return {}
+        clients = self._reporting.tolist()
+        sizes = list(self._sizes.values())
+        counts = torch.cat([c.expand(n) for c, n in zip(self._reporting.clamp_min(1), sizes, strict=True)])
+        deviation, square = self._moments.divided(1)[""].view(2, -1) / counts
         # A difference of two means: rounding could take it below 0.
-        variance = (moments[f"{name}/2"] / max(clients, 1) - deviation.square()).clamp_min_(0)
-        mean = deviation + self._centres[name] if name in self._centres else deviation
-        return Across(mean.float(), variance.float(), clients)
+        variance = (square - deviation.square()).clamp_min_(0).float()
+        mean = (deviation + self._centre).float()
+        shapes = self._expected or {}
+        return {
+            name: Across(m.view(shapes[name].shape), v.view(shapes[name].shape), n)
+            for name, m, v, n in zip(self._sizes, mean.split(sizes), variance.split(sizes), clients, strict=True)
+        }
 
 
 def check(update: Update, like: Mapping[str, Tensor], expected: Mapping[str, Tensor] | None = None) -> None:
@@ -185,40 +220,38 @@ def check(update: Update, like: Mapping[str, Tensor], expected: Mapping[str, Ten
     sent = dict(_reported(update.report))
     if expected is not None:
         _compare(sent, expected, "what it reports besides its model is not what is asked for")
-    _check_weights(update.report.spreads)
-    if update.finite or (update.finite is None and bool(finite(update))):
+    weights = {name: weight for name, (_, weight) in update.report.spreads.items()}
+    for name, weight in weights.items():
+        if weight.is_floating_point() or weight.numel() != 1:
+            raise BadUpdate(f"{name}'s weight is not 0 or 1")
+    if bool(numbers_are_good(update)):
         return
-    named = [*update.model.items(), *sent.items()]
-    bad = next(name for name, tensor in named if not bool(torch.isfinite(tensor).all()))
-    raise BadUpdate(f"{bad} is not finite")
+    for name, tensor in (*update.model.items(), *sent.items()):
+        if not bool(torch.isfinite(tensor).all()):
+            raise BadUpdate(f"{name} is not finite")
+    bad = next(name for name, weight in weights.items() if int(weight) not in (0, 1))
+    raise BadUpdate(f"{bad}'s weight is not 0 or 1")
 
 
-def finite(update: Update) -> Tensor:
-    """Whether every number of an update is finite, as a tensor: nobody has to wait for it yet. A sum in float64 is
-    finite just where all of its float32 terms are."""
+def numbers_are_good(update: Update) -> Tensor:
+    """Whether every number of an update is finite, and every weight 0 or 1, as a tensor: nobody has to wait for it
+    yet. A sum in float64 is finite just where all of its float32 terms are."""
     row = update.row if update.row is not None else in_a_row(update.model)
     total = row.sum(dtype=torch.float64)
     reported = dict(_reported(update.report))
     if reported:
         total = total + in_a_row(reported).sum(dtype=torch.float64)
-    return torch.isfinite(total)
+    good = torch.isfinite(total)
+    if update.report.spreads:
+        weights = torch.stack([weight.reshape(()) for _, weight in update.report.spreads.values()])
+        good = good & ((weights == 0) | (weights == 1)).all()
+    return good
 
 
 def in_a_row(tensors: Mapping[str, Tensor]) -> Tensor:
     """The floating-point ones of the tensors, one after another."""
     rows = [tensor.detach().reshape(-1) for tensor in tensors.values() if tensor.is_floating_point()]
     return torch.cat(rows) if rows else torch.zeros(0)
-
-
-def _check_weights(spreads: Mapping[str, tuple[Tensor, Tensor]]) -> None:
-    for name, (_, weight) in spreads.items():
-        if weight.is_floating_point() or weight.numel() != 1:
-            raise BadUpdate(f"{name}'s weight is not 0 or 1")
-    if spreads:
-        weights = torch.stack([weight.reshape(()) for _, weight in spreads.values()]).tolist()
-        for name, number in zip(spreads, weights, strict=True):
-            if number not in (0, 1):
-                raise BadUpdate(f"{name}'s weight is not 0 or 1")
 
 
 def _compare(sent: Mapping[str, Tensor], like: Mapping[str, Tensor], complaint: str) -> None:

@@ -9,12 +9,14 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+
+from torch import Tensor
 
 from fedfa.errors import UserError
 from fedfa.experiment import Experiment, load
@@ -31,9 +33,11 @@ class Run:
     ========================  =====================================================================
     ``experiment.toml``       the whole config
     ``provenance.json``       versions, commit, hardware, threads, when it was started and resumed
+    ``federation.json``       what the data look like: labels and images of every client, in numbers
     ``metrics.jsonl``         a line a round
     ``checkpoints/``          the server's state, ``round-N.safetensors`` and ``best.safetensors``
     ``memory/``               clients' private tensors, where the algorithm has any
+    ``traces/``               how the algorithm's statistics moved, at some 50 rounds, where it has any
     ``done``                  a summary; there once the run is complete
     ========================  =====================================================================
     """
@@ -85,9 +89,42 @@ class Run:
             file.write(json.dumps({**record.as_json(), "seconds": round(seconds, 4)}) + "\n")
 
     def truncate(self, round: int) -> None:
-        """Drop the records of rounds after the given one: they are about to be played again."""
+        """Drop the records and traces of rounds after the given one: they are about to be played again."""
         kept = [json.dumps(line) for line in self._lines() if line["round"] <= round]
         write_text(self.folder / "metrics.jsonl", "".join(f"{line}\n" for line in kept))
+        for path in self._traces():
+            if _round(path) > round:
+                path.unlink()
+
+    # What reports show besides
+
+    @property
+    def profile(self) -> dict[str, Any] | None:
+        """What the federation looks like (:func:`fedfa.data.profile.profile`), if that is on record."""
+        try:
+            found: dict[str, Any] = json.loads((self.folder / "federation.json").read_text("utf-8"))
+        except (OSError, ValueError):
+            return None
+        return found
+
+    def keep_profile(self, profile: dict[str, Any]) -> None:
+        write_text(self.folder / "federation.json", json.dumps(profile) + "\n")
+
+    def trace(self, round: int, traces: Mapping[str, Tensor]) -> None:
+        """Keep an algorithm's traces after a round. Not made durable: nothing is computed from them."""
+        if traces:
+            write_tensors(self.folder / "traces" / f"round-{round:05d}.safetensors", traces, durable=False)
+
+    def traces(self) -> Iterator[tuple[int, dict[str, Tensor]]]:
+        """Rounds, and the algorithm's traces after them. Files that a power cut has left damaged are passed over."""
+        for path in self._traces():
+            try:
+                yield _round(path), read_tensors(path)
+            except Exception:  # whatever a damaged file gives
+                continue
+
+    def _traces(self) -> list[Path]:
+        return sorted((self.folder / "traces").glob("round-*.safetensors"))
 
     # Checkpoints
 
@@ -139,7 +176,7 @@ class Run:
 
     def restarts(self) -> list[int]:
         """The rounds that there are checkpoints of, besides the best."""
-        return [int(path.stem.removeprefix("round-")) for path in self._checkpoints()]
+        return [_round(path) for path in self._checkpoints()]
 
     def _checkpoints(self) -> list[Path]:
         return sorted((self.folder / "checkpoints").glob("round-*.safetensors"))
@@ -155,12 +192,23 @@ class Run:
         """Rounds on record."""
         return max((line["round"] for line in self._lines()), default=0)
 
-    def finish(self, seconds: float) -> None:
+    def finish(self, seconds: float, memory: int | None = None) -> None:
+        """Mark the run as complete; `memory` is the most that it took, in bytes."""
+        if memory is not None:
+            self._note(memory=memory)
         write_text(self.folder / "done", json.dumps({"rounds": self.rounds, "seconds": round(seconds, 2)}) + "\n")
 
     def note_resumed(self, round: int) -> None:
-        self.provenance.setdefault("resumed", []).append({"round": round, "at": _now()})
+        self._note(resumed=[*self.provenance.get("resumed", []), {"round": round, "at": _now()}])
+
+    def _note(self, **facts: Any) -> None:
+        self.provenance.update(facts)
         write_text(self.folder / "provenance.json", json.dumps(self.provenance, indent=2) + "\n")
+
+
+def _round(path: Path) -> int:
+    """The round that a file is named by."""
+    return int(path.stem.removeprefix("round-"))
 
 
 @contextmanager

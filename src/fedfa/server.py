@@ -47,6 +47,11 @@ class Plan:
     """Clients that never train: the model is tested on them as on ones it has not seen."""
     participation: float = 1.0
     evaluate_every: int = 1
+    evaluate_last: int = 1
+    """The last rounds are all evaluated, this many."""
+
+    def evaluates(self, round: int) -> bool:
+        return round % self.evaluate_every == 0 or round > self.rounds - self.evaluate_last
 
 
 @dataclass(frozen=True)
@@ -171,7 +176,7 @@ def play_round(
         bytes_down=size_in_bytes(broadcast.model) + size_in_bytes(sent),
         bytes_up=bytes_up,
     )
-    if round % plan.evaluate_every == 0 or round == plan.rounds:
+    if plan.evaluates(round):
         found = evaluate(server, algorithm, engine, plan)
         record = replace(record, val=found.get("val"), test=found.get("test"))
     watcher.round_done(record)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from fedfa.algorithms.base import Algorithm
 from fedfa.augmentation import Augmentation
 from fedfa.data.federate import federate
 from fedfa.data.federation import Federation
+from fedfa.data.profile import profile
 from fedfa.data.splits import Splits
 from fedfa.data.transforms import Transforms
 from fedfa.engines.base import Engine
@@ -25,12 +27,18 @@ from fedfa.engines.sequential import Sequential
 from fedfa.errors import UserError
 from fedfa.experiment import COMPONENTS, REGISTRIES, Experiment, load
 from fedfa.memory import Memory
+from fedfa.peak import Peak
 from fedfa.precision import arithmetic
 from fedfa.registry import nearest
 from fedfa.runs import Run, clear, find_run, held
 from fedfa.server import Plan, Watcher, collect_shares, first_state, play_round
+from fedfa.state import ServerState
 from fedfa.streams import derive
 from fedfa.task import Classification, Segmentation, Task
+from fedfa.trackers import tracked
+
+TRACES = 50
+"""Rounds of a run, about, after which an algorithm's traces are kept."""
 
 
 def run(
@@ -67,6 +75,10 @@ def resume(folder: Path | str, watcher: Watcher | None = None) -> Run:
     return found if found.done else play(found, watcher)
 
 
+_ONE_AT_A_TIME = threading.Lock()
+"""Networks are initialised from torch's global generator, and runs may be threads of one process."""
+
+
 @dataclass(frozen=True)
 class Parts:
     """What an experiment's config stands for."""
@@ -81,7 +93,8 @@ class Parts:
 
     @classmethod
     def build(cls, config: Experiment) -> Parts:
-        return cls.around(config, build_federation(config))
+        with _ONE_AT_A_TIME:
+            return cls.around(config, build_federation(config))
 
     @classmethod
     def around(cls, config: Experiment, federation: Federation) -> Parts:
@@ -169,6 +182,7 @@ def build_plan(config: Experiment, federation: Federation) -> Plan:
         held_out=config.held_out,
         participation=config.participation,
         evaluate_every=config.evaluate_every,
+        evaluate_last=config.evaluate_last,
     )
 
 
@@ -229,7 +243,8 @@ def play(run: Run, watcher: Watcher | None = None, parts: Parts | None = None, e
         engine = engine or build_engine(config, parts, memory, device, watcher)
         try:
             torch.set_num_threads(run.provenance["threads"])  # sums depend on it: a resumed run must not differ
-            return _play(run, watcher, parts, engine, memory, device)
+            with tracked(watcher, config.trackers) as watching:
+                return _play(run, watching, parts, engine, memory, device)
         finally:
             torch.set_num_threads(threads)
 
@@ -262,6 +277,11 @@ def build_engine(config: Experiment, parts: Parts, memory: Memory, device: torch
     )
 
 
+def is_traced(round: int, rounds: int) -> bool:
+    """Whether an algorithm's traces are kept after a round: after the first, the last, and evenly in between."""
+    return round in (1, rounds) or round % -(-rounds // TRACES) == 0
+
+
 def _play(run: Run, watcher: Watcher, parts: Parts, engine: Engine, memory: Memory, device: torch.device) -> Run:
     config, plan = run.experiment, parts.plan
     latest = run.latest()
@@ -274,10 +294,13 @@ def _play(run: Run, watcher: Watcher, parts: Parts, engine: Engine, memory: Memo
     run.truncate(server.round)
     memory.forget_after(server.round)
     memory.restarts = run.restarts()
-    started = time.perf_counter()
+    if run.profile is None and run.provenance.get("engine") != "flower":  # whose data are not here
+        run.keep_profile(profile(parts.federation))
+    started, peak = time.perf_counter(), Peak(device)
     watcher.run_started(run, server.round)
     for line in run.provenance.get("notices", ()):
         watcher.noticed(line)
+    unsaved: ServerState | None = None
     if latest is None:
         server = collect_shares(server, parts.algorithm, engine, plan, watcher)
     try:
@@ -286,17 +309,26 @@ def _play(run: Run, watcher: Watcher, parts: Parts, engine: Engine, memory: Memo
             server, record = play_round(server, parts.algorithm, engine, plan, watcher)
             seconds = time.perf_counter() - clock
             if record.val is not None and (best is None or record.val.mean > best):
-                best = record.val.mean
-                run.checkpoint_best(server, best)
-            run.append(record, seconds)  # after the best: a round on record has nothing left to write
+                best, unsaved = record.val.mean, server
+            if is_traced(server.round, plan.rounds):
+                run.trace(server.round, parts.algorithm.traces(server))
+            run.append(record, seconds)  # last: a round on record has nothing left to write
             if server.round % config.checkpoint_every == 0 or server.round == plan.rounds:
-                memory.sync()
-                run.checkpoint(server, best, config.keep_checkpoints)
-                memory.restarts = run.restarts()
+                _checkpoint(run, server, best, unsaved, memory)
+                unsaved = None
     except KeyboardInterrupt:
         if server.round == run.rounds and server.round not in run.restarts():
-            memory.sync()
-            run.checkpoint(server, best, config.keep_checkpoints)
+            _checkpoint(run, server, best, unsaved, memory)
         raise
-    run.finish(time.perf_counter() - started)
+    run.finish(time.perf_counter() - started, peak.read())
     return run
+
+
+def _checkpoint(run: Run, server: ServerState, best: float | None, better: ServerState | None, memory: Memory) -> None:
+    """Write a checkpoint, and before it the state that did best since the last one, if there is such a state. Not as
+    soon as it is found: a run that is stopped in between finds it again, and writing it takes as long as a round."""
+    memory.sync()
+    if better is not None and best is not None:
+        run.checkpoint_best(better, best)
+    run.checkpoint(server, best, run.experiment.keep_checkpoints)
+    memory.restarts = run.restarts()

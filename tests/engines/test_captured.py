@@ -47,6 +47,7 @@ def play(
     participation: float = 1.0,
     model: nn.Module | None = None,
     federation: Federation | None = None,
+    watcher: Watcher | None = None,
     **own: Any,
 ) -> tuple[ServerState, list[Record], Memory]:
     federation = federation or uneven()
@@ -62,7 +63,7 @@ def play(
         server = collect_shares(start, rule, engine, plan)
         records = []
         for _ in range(rounds):
-            server, record = play_round(server, rule, engine, plan, Watcher())
+            server, record = play_round(server, rule, engine, plan, watcher or Watcher())
             records.append(record)
     return server, records, memory
 
@@ -136,6 +137,32 @@ def test_it_repeats_itself_and_draws_anew_every_step(name: str, tmp_path: Path) 
     losses = [[r.loss for r in play(Captured, rule, tmp_path / str(n))[1]] for n in range(2)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
     assert len(set(losses[0])) == len(losses[0])
+
+
+class Losses(Watcher):
+    def __init__(self) -> None:
+        self.found: list[float] = []
+
+    def client_done(self, client: str, loss: Tensor | None, refused: str | None) -> None:
+        assert loss is not None
+        self.found.append(float(loss))
+
+
+def test_with_ffa_it_equals_the_sequential_engine_in_distribution(tmp_path: Path) -> None:
+    """Sixty-four clients with the same data differ by their draws alone: their losses have one distribution."""
+    few = uneven()
+    clients = {f"{number:02d}": few.clients["a"] for number in range(64)}
+    federation = Federation(few.name, few.task, few.images, few.labels, few.classes, clients)
+    found = []
+    for kind in (Sequential, Captured):
+        watcher = Losses()
+        play(kind, algorithm("fedfa", p=0.7), tmp_path / kind.__name__, 3, federation=federation, watcher=watcher)
+        found.append(torch.tensor(watcher.found[-64:]))
+    plain, ours = found
+    error = ((plain.var() + ours.var()) / 64).sqrt()
+    assert abs(plain.mean() - ours.mean()) < 4 * error
+    assert 0.6 < ours.std() / plain.std() < 1.6
+    assert len(set(ours.tolist())) == 64
 
 
 @pytest.mark.parametrize("name", ["mixup", "cutmix", "manifold-mixup", "mixstyle", "moex", "dsu"])

@@ -244,8 +244,8 @@ def test_alexnet_is_as_the_table_says() -> None:
         for conv in convolutions
     ] == [(3, 64, 11, 4, 2), (64, 192, 5, 1, 2), (192, 384, 3, 1, 1), (384, 256, 3, 1, 1), (256, 256, 3, 1, 1)]
     assert all(conv.bias is not None for conv in convolutions)
-    pools = [[type(layer) for layer in stage][3:] for stage in network.features]  # type: ignore[attr-defined]  # its own fields
-    assert pools == [[nn.MaxPool2d], [nn.MaxPool2d], [], [], [nn.MaxPool2d]]
+    pools = [[isinstance(layer, nn.MaxPool2d) for layer in stage][3:] for stage in network.features]  # type: ignore[attr-defined]  # its own fields
+    assert pools == [[True], [True], [], [], [True]]
     fully_connected = [module for module in network.modules() if isinstance(module, nn.Linear)]
     assert [(fc.in_features, fc.out_features) for fc in fully_connected] == [(9216, 1024), (1024, 1024), (1024, 7)]
 

@@ -147,3 +147,10 @@ class Algorithm:
     def aggregate(self, server: ServerState, reduced: Reduced) -> ServerState:
         """The server's state after a round; the caller counts the round."""
         return replace(server, model={**server.model, **reduced.model})
+
+    # For the record
+
+    def traces(self, server: ServerState) -> Mapping[str, Tensor]:
+        """Small tensors whose way through the rounds is worth a picture, a value a channel each, named
+        ``layer.statistic``. They are written into the run's folder now and then, and nothing is computed from them."""
+        return {}

@@ -123,6 +123,10 @@ class FedFA(Algorithm):
             return server.memory
         return {_statistic_name(gamma): tensor for gamma, tensor in server.memory.items()}
 
+    def traces(self, server: ServerState) -> Mapping[str, Tensor]:
+        """γ of both statistics, and the means over clients of the running statistics."""
+        return {**server.memory, **server.centres}
+
     def _layers(self, model: nn.Module) -> list[tuple[str, FFA]]:
         """The layers that are this algorithm's, and not an augmentation's (DSU)."""
         own = (self.fusion, self.statistics)

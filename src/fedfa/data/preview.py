@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +19,7 @@ from fedfa.data.sheets import MOST_IMAGES, Channels, all_of, draw_sheet, spread
 from fedfa.data.splits import SIDES
 from fedfa.errors import UserError
 from fedfa.files import beside
-from fedfa.report.figures import COLOURS
+from fedfa.report.figures import COLOURS, style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -46,15 +44,11 @@ def preview(data: Data, folder: Path, sheets: int = 12) -> Iterator[str]:
     federation = data.federation
     if federation is None:
         raise UserError(f"there are no clients to draw: {data.why}")
-    try:
-        import matplotlib  # noqa: F401  # only to see whether it is there
-    except ImportError:
-        raise UserError("a picture needs matplotlib: pip install 'fedfa[demo]'") from None
-    with _style():
+    with style(9):
         yield _write(folder / "labels.png", draw_labels(federation))
         yield _write(folder / "shift.png", draw_shift(federation))
         names = chosen(federation, sheets)
-        for name, file in zip(names, _file_names(names), strict=True):
+        for name, file in zip(names, file_names(names), strict=True):
             yield _write(folder / f"sheet-{file}.png", draw_sheet(federation, name))
     if len(names) < len(federation.clients):
         yield f"contact sheets of {len(names):,} of {len(federation.clients):,} clients; --sheets N makes up to N"
@@ -69,7 +63,7 @@ def chosen(federation: Federation, most: int) -> list[str]:
     return [ordered[place] for place in places]
 
 
-def _file_names(names: Sequence[str]) -> list[str]:
+def file_names(names: Sequence[str]) -> list[str]:
     """A file's name for every client: readable, and no two the same, on systems that ignore capitals too."""
     plain = [re.sub(r"[^\w.-]+", "-", name).strip("-.")[:60] or "client" for name in names]
     seen: set[str] = set()
@@ -80,23 +74,6 @@ def _file_names(names: Sequence[str]) -> list[str]:
         seen.add(candidate.lower())
         plain[place] = candidate
     return plain
-
-
-@contextmanager
-def _style() -> Iterator[None]:
-    import matplotlib
-
-    settings: dict[Any, Any] = {
-        "font.size": 9,
-        "axes.titlesize": 10,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "legend.frameon": False,
-        "text.parse_math": False,  # a client may be called $x$
-    }
-    with matplotlib.rc_context(settings), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing")  # a box stands for a sign that the font does not have
-        yield
 
 
 def _write(path: Path, figure: Figure) -> str:
@@ -173,7 +150,7 @@ def _draw_areas(axes: Axes, federation: Federation, names: Sequence[str]) -> Non
         index = all_of(federation.clients[name])
         masks = federation.labels[index[spread(len(index), MOST_IMAGES)]]
         for place in range(1, number):
-            area = 100 * by_chunks(masks, partial(_area, place))
+            area = 100 * by_chunks(masks, partial(area_of, place))
             _interval(axes, area.numpy(), row + _offset(place - 1, number - 1), _mask_ink(place - 1))
     for place in range(1, number):
         axes.plot([], [], color=_mask_ink(place - 1), linewidth=5, label=shown(federation.classes[place], 20))
@@ -185,7 +162,7 @@ def _draw_areas(axes: Axes, federation: Federation, names: Sequence[str]) -> Non
     axes.title.set_x(0)
 
 
-def _area(place: int, masks: Tensor) -> Tensor:
+def area_of(place: int, masks: Tensor) -> Tensor:
     """What share of each mask a class takes."""
     return (masks == place).flatten(1).double().mean(1)
 

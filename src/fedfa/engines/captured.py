@@ -11,10 +11,13 @@ A step's own Python runs when it is captured, not when it is replayed: it must n
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import os
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -22,11 +25,17 @@ from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from fedfa.algorithms.base import Algorithm
-from fedfa.engines.base import Refused
+from fedfa.cuda_streams import borrowed_streams, own_stream
+from fedfa.data.federation import Split
+from fedfa.engines.base import Refused, Score
 from fedfa.engines.client import OPTIMIZER, Broadcast, Client, Local, Slot, batches, enter, kept_optimizer, leave, step
 from fedfa.engines.sequential import Sequential
-from fedfa.reduction import Report, Update, finite, in_a_row
+from fedfa.reduction import Report, Update, in_a_row, numbers_are_good
 from fedfa.streams import Streams
+
+os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+"""Queues from the host to the GPU, read when CUDA starts. With its default of 8 more lanes than that wait for each
+other: rounds of small networks took up to a third longer."""
 
 MOST_LANES = 10
 """Lanes unless it is said how many. More help where rounds are short: at 50 clients of five small steps each, 50 lanes
@@ -39,15 +48,62 @@ WARM_UP = 3
 """Eager steps before a capture, in which cuDNN and the optimiser allocate what they need."""
 
 
-Sent = tuple[Client, Update, torch.cuda.Event]
-"""A client at work, what it will have sent, and when that is there."""
+SWEEPS = 2
+"""Streams that clients are evaluated on side by side: small splits do not fill a GPU."""
+
+_ONE_CAPTURE = threading.Lock()
+"""Held while something is captured: runs may share the GPU from threads of one process."""
+_ALONE = threading.Lock()
+"""Held while a client trains eagerly, who uses torch's global generator."""
+
+
+@contextlib.contextmanager
+def captured(
+    graph: torch.cuda.CUDAGraph, generators: Sequence[torch.Generator] = (), pool: Any = None
+) -> Iterator[None]:
+    """Capture what happens on this thread's current stream. Graphs whose memory comes from one pool must leave nothing
+    in it that is needed after another of them has run. (`torch.cuda.graph` would collect garbage and wait for the
+    device each time, which takes longer than a capture.)"""
+    with _ONE_CAPTURE:
+        for generator in generators:
+            graph.register_generator_state(generator)
+        pool = pool or torch.cuda.graph_pool_handle()
+        graph.capture_begin(pool, capture_error_mode="thread_local")
+        try:
+            yield
+            graph.capture_end()
+        except BaseException:
+            _give_up(graph, pool)
+            raise
+
+
+def _give_up(graph: torch.cuda.CUDAGraph, pool: Any) -> None:
+    """After a capture that failed: let torch's allocator go on as before."""
+    with contextlib.suppress(RuntimeError):
+        graph.capture_end()
+    with contextlib.suppress(RuntimeError):  # which a capture that cannot be ended leaves out
+        torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool)
+
+
+@dataclass
+class Sent:
+    """A client at work, and what it will have sent when `done`: an update, and its sum of losses beside whether all of
+    its numbers are good."""
+
+    client: Client
+    update: Update
+    numbers: Tensor
+    samples: int
+    passing: bool
+    """Whether its tensors go when they are done with, and are not a captured exit's."""
+    done: torch.cuda.Event
 
 
 class Lane:
     """A slot with a stream, and with all that its captured steps read and write in places that do not change."""
 
     def __init__(self, model: nn.Module, local: Local, longest: int, seed: int, device: torch.device) -> None:
-        self.stream = torch.cuda.Stream(device)
+        self.stream = own_stream(self, device)
         self.slot = Slot(model, local, capturable=True)
         self.streams = Streams(seed, 0, "", device)
         self.order = torch.zeros(longest, dtype=torch.int64, device=device)
@@ -58,27 +114,39 @@ class Lane:
         """The sum of losses so far."""
         self._memory: dict[str, Tensor] = {}
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self._pool = torch.cuda.graph_pool_handle()
         self._seen: Counter[int] = Counter()
+        self._rate: float | None = None
+        self._entry: torch.cuda.CUDAGraph | None = None
+        self._exits: list[tuple[torch.cuda.CUDAGraph, Update, Tensor]] = []
 
-    def begin(
-        self, client: Client, algorithm: Algorithm, memory: Mapping[str, Tensor], parts: Sequence[Tensor]
-    ) -> None:
+    def begin(self, client: Client, algorithm: Algorithm, memory: Mapping[str, Tensor], order: Tensor) -> None:
         """Everything as it is before the client's first step of the round."""
         client.memory = dict(memory)
-        for tensor in memory.values():
-            tensor.record_stream(self.stream)  # made on another stream: not to be used again before this one read it
         client.steps = 0
         self.streams.move(client.round, client.name)
-        order = torch.cat(list(parts)).pin_memory()
-        self.order[: len(order)].copy_(order, non_blocking=True)
-        self.cursor.zero_()
-        self.total.zero_()
-        enter(client, algorithm)
-        self._restore(kept_optimizer(client), client.rate)
-        algorithm.begin(client)
+        order.record_stream(self.stream)  # made on another stream: not to be used again before this one read it
+        self.order[: len(order)].copy_(order)
+        if self._rate != client.rate:
+            for group in self.slot.optimizer.param_groups:
+                group["lr"].fill_(client.rate)
+            self._rate = client.rate
+        if self._entry is not None:
+            self._entry.replay()
+            return
+        for tensor in memory.values():
+            tensor.record_stream(self.stream)
+        self._enter(client, algorithm)
         for name, tensor in client.memory.items():
             if not name.startswith(OPTIMIZER) and name not in self.slot.tensors:
                 client.memory[name] = self._memory.setdefault(name, torch.empty_like(tensor)).copy_(tensor)
+
+    def _enter(self, client: Client, algorithm: Algorithm) -> None:
+        self.cursor.zero_()
+        self.total.zero_()
+        enter(client, algorithm)
+        self._restore(kept_optimizer(client))
+        algorithm.begin(client)
 
     def play(self, client: Client, algorithm: Algorithm, sizes: Sequence[int]) -> None:
         """The client's steps."""
@@ -90,9 +158,29 @@ class Lane:
                 graph.replay()
             client.steps += 1
 
-    def apart(self, memory: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The client's memory, without the places that the lane's next client will be in."""
-        return {name: t.clone() if t is self._memory.get(name) else t for name, t in memory.items()}
+    def end(self, client: Client, algorithm: Algorithm, weight: int, turn: int) -> tuple[Update, Tensor]:
+        """What the client sends, in tensors that stay as they are until the lane's next client but one has ended."""
+        if self.settled:
+            graph, like, numbers = self._exits[turn % 2]
+            graph.replay()
+            return replace(like, client=client.name, weight=weight, steps=client.steps), numbers
+        update, numbers = self._leave(client, algorithm, weight)
+        client.memory = {
+            name: t.clone() if t is self._memory.get(name) else t  # not where the lane's next client will be
+            for name, t in client.memory.items()
+        }
+        return update, numbers
+
+    def _leave(self, client: Client, algorithm: Algorithm, weight: int) -> tuple[Update, Tensor]:
+        algorithm.end(client)
+        self.slot.draws.clear()
+        update = _apart(leave(client, algorithm, weight, self.total))
+        return update, torch.stack((self.total, numbers_are_good(update).to(self.total.dtype)))
+
+    @property
+    def settled(self) -> bool:
+        """Whether what clients send is captured."""
+        return bool(self._exits)
 
     def missing(self, sizes: Sequence[int]) -> list[int]:
         """Batch sizes that come often enough to be captured, and are not yet."""
@@ -106,24 +194,33 @@ class Lane:
             self.cursor.zero_()
             self._step(client, algorithm, size)
         graph = torch.cuda.CUDAGraph()
-        for generator in self.streams.opened():
-            graph.register_generator_state(generator)
-        with torch.cuda.graph(graph, stream=self.stream):
+        with captured(graph, self.streams.opened(), self._pool):
             self._step(client, algorithm, size)
         self._graphs[size] = graph
+
+    def capture_ends(self, client: Client, algorithm: Algorithm) -> None:
+        """Capture how a client enters and what it sends, where it keeps nothing. The client has taken its steps."""
+        if self.settled or not self._graphs:
+            return
+        for _ in range(2):
+            graph = torch.cuda.CUDAGraph()
+            with captured(graph):
+                update, numbers = self._leave(client, algorithm, 1)
+            self._exits.append((graph, update, numbers))
+        self._entry = torch.cuda.CUDAGraph()
+        with captured(self._entry, self.streams.opened()):
+            self._enter(client, algorithm)
 
     def _step(self, client: Client, algorithm: Algorithm, size: int) -> None:
         index = self.order.index_select(0, self.cursor + torch.arange(size, device=self.order.device))
         self.total += step(client, algorithm, index)
         self.cursor += size
 
-    def _restore(self, kept: Mapping[str, Tensor], rate: float) -> None:
+    def _restore(self, kept: Mapping[str, Tensor]) -> None:
         """The optimiser as it was kept, or as new, without moving its tensors. A momentum of zeros is as good as none:
         the first step makes it the gradient."""
         optimizer = self.slot.optimizer
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        for group in optimizer.param_groups:
-            group["lr"].fill_(rate)
         for parameter in parameters:
             for tensor in optimizer.state[parameter].values():
                 if isinstance(tensor, Tensor):
@@ -142,6 +239,13 @@ class Captured(Sequential):
         self.say = say
         self._most = lanes or MOST_LANES
         self._lanes: list[Lane] = []
+        self._waves = 0
+        self._forgetful: bool | None = None
+        """Whether clients keep nothing between rounds; None while that is not known."""
+        self._sweeps: dict[tuple[Split, tuple[str, ...]], Sweep | None] = {}
+        self._sweep_pool = torch.cuda.graph_pool_handle()
+        self._left_over = False
+        """Whether eager steps before captures have left memory behind that no one uses again."""
         self._model: dict[str, Tensor] = {}
         self._extras: dict[str, Tensor] = {}
         sizes = [len(index.train) for index in self.federation.clients.values()]
@@ -163,6 +267,7 @@ class Captured(Sequential):
         waiting = sorted(names, key=lambda name: -len(self.federation.clients[name].train))
         if not self._eager:
             self._receive(broadcast)
+            self._tidy()
         at_work: list[Sent] = []
         while waiting and not self._eager:
             wave = self._wave(waiting, broadcast)
@@ -170,31 +275,50 @@ class Captured(Sequential):
             yield from self._hand_over(at_work, broadcast)  # while the next wave is at work
             at_work = wave
         yield from self._hand_over(at_work, broadcast)
-        yield from super().train(broadcast, waiting)
+        if waiting:
+            with _ALONE:
+                yield from super().train(broadcast, waiting)
+
+    def _tidy(self) -> None:
+        if self._left_over:
+            with _ONE_CAPTURE:
+                torch.cuda.empty_cache()
+            self._left_over = False
 
     def _wave(self, waiting: Sequence[str], broadcast: Broadcast) -> list[Sent]:
         """Start the first of the waiting clients, one in each lane."""
+        self._waves += 1
+        lanes = self._at_most(len(waiting))
+        clients = [self._client(name, broadcast, lane) for name, lane in zip(waiting, lanes, strict=False)]
+        parts = [self._parts(client) for client in clients]
+        lengths = [sum(map(len, own)) for own in parts]
+        rows = [part for own in parts for part in own]
+        orders = torch.cat(rows).pin_memory().to(self.device, non_blocking=True) if rows else torch.empty(0)
         wave = []
-        for name, lane in zip(waiting, self._at_most(len(waiting)), strict=False):
-            client = self._client(name, broadcast, lane)
-            update = self._start(client, lane)
-            if update is None:  # that lane had no room, or nothing can be captured
+        for client, lane, own, order in zip(clients, lanes, parts, orders.split(lengths), strict=False):
+            sent = self._start(client, lane, order, [len(part) for part in own])
+            if sent is None:  # that lane had no room, or nothing can be captured
                 break
-            wave.append((client, update, lane.stream.record_event()))
+            wave.append(sent)
         return wave
 
+    def _parts(self, client: Client) -> list[Tensor]:
+        order = Streams(self.seed, client.round, client.name).host("order")
+        return list(batches(client.index.train, self.local, order))
+
     def _hand_over(self, wave: list[Sent], broadcast: Broadcast) -> Iterator[Update | Refused]:
-        """What a wave sends. Whether it is finite is asked of the GPU once for all of it."""
+        """What a wave sends. The GPU is waited for once for all of it."""
+        if not wave:
+            return
         here = torch.cuda.current_stream()
-        for _, update, done in wave:
-            here.wait_event(done)
-            for tensor in _tensors(update):
+        for sent in wave:
+            here.wait_event(sent.done)
+            for tensor in _tensors(sent.update) if sent.passing else ():
                 tensor.record_stream(here)  # made on the lane's stream, freed on this one
-        flags = [finite(update) for _, update, _ in wave if update.steps]
-        known = iter(torch.stack(flags).tolist() if flags else [])
-        for client, update, _ in wave:
-            looked_at = replace(update, finite=next(known)) if update.steps else update
-            yield self._sent(client, looked_at, broadcast)
+        numbers = torch.stack([sent.numbers for sent in wave]).tolist()
+        for sent, (loss, good) in zip(wave, numbers, strict=True):
+            mean = torch.tensor(loss / max(sent.samples, 1))
+            yield self._sent(sent.client, replace(sent.update, loss=mean, sound=bool(good)), broadcast)
 
     def _at_most(self, clients: int) -> list[Lane]:
         while len(self._lanes) < min(clients, self._most):
@@ -212,8 +336,10 @@ class Captured(Sequential):
         for held, sent in ((self._model, broadcast.model), (self._extras, broadcast.extras)):
             if held.keys() != sent.keys():
                 held.clear()
-                held.update({name: tensor.clone() for name, tensor in sent.items()})
+                held.update({name: torch.empty_like(self.slot.tensors.get(name, t)) for name, t in sent.items()})
+                torch._foreach_copy_(list(held.values()), list(sent.values()))
                 self._lanes.clear()  # their graphs look in the old places
+                self._sweeps.clear()
             changing = [name for name in held if name not in self.algorithm.constants]
             if changing:
                 torch._foreach_copy_([held[name] for name in changing], [sent[name] for name in changing])
@@ -224,27 +350,24 @@ class Captured(Sequential):
         client.received, client.extras = self._model, self._extras
         return client
 
-    def _start(self, client: Client, lane: Lane) -> Update | None:
+    def _start(self, client: Client, lane: Lane, order: Tensor, sizes: Sequence[int]) -> Sent | None:
         """Hand a client's whole round to its lane. None where that cannot be."""
-        weight = self._weight(client)
-        order = Streams(self.seed, client.round, client.name).host("order")
-        parts = list(batches(client.index.train, self.local, order))
-        if not parts:
-            return Update(client.name, weight, {})
-        memory, sizes = client.memory, [len(part) for part in parts]
+        weight, memory = self._weight(client), client.memory
         lane.stream.wait_stream(torch.cuda.current_stream())
         try:
             with torch.cuda.stream(lane.stream):
                 for size in lane.missing(sizes):
-                    lane.begin(client, self.algorithm, memory, parts)
+                    self._left_over = True
+                    lane.begin(client, self.algorithm, memory, order)
                     lane.capture(client, self.algorithm, size)
-                lane.begin(client, self.algorithm, memory, parts)
+                lane.begin(client, self.algorithm, memory, order)
                 lane.play(client, self.algorithm, sizes)
-                self.algorithm.end(client)
-                lane.slot.draws.clear()
-                update = leave(client, self.algorithm, weight, lane.total / sum(sizes))
-                client.memory = lane.apart(client.memory)
-                return _apart(update)
+                if self._forgetful:
+                    lane.capture_ends(client, self.algorithm)
+                update, numbers = lane.end(client, self.algorithm, weight, self._waves)
+                if self._forgetful is None and sizes:
+                    self._forgetful = not memory and not client.memory
+                return Sent(client, update, numbers, sum(sizes), not lane.settled, lane.stream.record_event())
         except torch.OutOfMemoryError:
             self._fewer(len(self._lanes) - 1)
         except RuntimeError as error:
@@ -264,6 +387,59 @@ class Captured(Sequential):
         self._eager = self._most < 1
         how = "one after another" if self._eager else f"{self._most} at a time"
         self.say(f"engine captured: the GPU has no room for more, so clients train {how}")
+
+    @torch.no_grad()
+    def evaluate(self, broadcast: Broadcast, names: Sequence[str], split: Split) -> dict[str, Score]:
+        key = (split, tuple(names))
+        captures = not self._eager and not self.algorithm.private(self.slot.model)
+        if captures and key in self._sweeps:
+            self._receive(broadcast)
+            self.slot.load(self._model)
+            sweep = self._sweeps[key] = self._sweeps[key] or self._sweep(names, split)
+            if sweep.graph is not None:
+                sweep.graph.replay()
+                return sweep.scores()
+        if captures:
+            self._sweeps.setdefault(key)  # the first time warms up
+        return super().evaluate(broadcast, names, split)
+
+    def _sweep(self, names: Sequence[str], split: Split) -> Sweep:
+        """Capture the evaluation of all these clients; without a graph where that cannot be."""
+        clients = {name: index for name in names if len(index := self.federation.clients[name].of(split))}
+        indices = {name: index.to(self.device) for name, index in clients.items()}
+        graph = torch.cuda.CUDAGraph()
+        self.slot.model.eval()
+        try:
+            with borrowed_streams(SWEEPS + 1, self.device) as (here, *aside):
+                here.wait_stream(torch.cuda.current_stream())
+                with torch.cuda.stream(here), captured(graph, pool=self._sweep_pool):
+                    totals: list[Tensor] = []
+                    for number, index in enumerate(indices.values()):
+                        stream = aside[number % SWEEPS]
+                        stream.wait_stream(here)
+                        with torch.cuda.stream(stream):
+                            totals.append(self._totals(index, self._extras))
+                    for stream in aside[: len(indices)]:
+                        here.wait_stream(stream)
+                    found = torch.stack(totals)
+        except RuntimeError as error:  # one that cannot be captured, or no room
+            line = str(error).strip().splitlines()[0]
+            self.say(f"engine captured: evaluation cannot be captured ({line}), so clients are evaluated one by one")
+            return Sweep({}, None, torch.empty(0))
+        return Sweep(indices, graph, found)
+
+
+@dataclass
+class Sweep:
+    """The captured evaluation of some clients: the samples that it reads, and sums of metric and loss."""
+
+    indices: dict[str, Tensor]
+    graph: torch.cuda.CUDAGraph | None
+    totals: Tensor
+
+    def scores(self) -> dict[str, Score]:
+        found = zip(self.indices.items(), self.totals.tolist(), strict=True)
+        return {name: Score(metric / len(i), loss / len(i), len(i)) for (name, i), (metric, loss) in found}
 
 
 def _apart(update: Update) -> Update:

@@ -86,7 +86,8 @@ class Sequential:
             samples = len(client.index.train)
             return Refused(client.name, f"has no batch to train on ({samples} training samples)")
         try:
-            check(update, broadcast.model, broadcast.expected)
+            if not update.sound:
+                check(update, broadcast.model, broadcast.expected)
         except BadUpdate as bad:
             return Refused(client.name, str(bad))
         self.memory.save(client.name, broadcast.round, client.memory)

@@ -14,11 +14,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from types import ModuleType
 from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
 
+from fedfa.kernels import kernels, transformed
 from fedfa.layers.randomness import RandomLayer, check_eps, check_probability
 
 Fusion = Literal["adaptive", "direct", "client", "random", "total"]
@@ -135,6 +137,9 @@ def augment(
     detached: what Eq. momentum averages. `unbiased` takes both variances as the released code does. Gradients
     flow through μ, σ and Σ̂ as well as through x.
     """
+    if (fused := _fused(x)) is not None:
+        both: tuple[Tensor, Tensor] = fused.augment(x, noise, spread, gate, eps, unbiased)
+        return both
     if (
         torch.compiler.is_compiling()
         or not x.is_contiguous()  # channels_last, which plain operations keep
@@ -226,6 +231,16 @@ class _Augment(torch.autograd.Function):
         dx = (wide - mean.view(shape)).mul_(inner.view(shape)).add_(outer.view(shape))
         dx += grad * (ratio + 1).view(shape)
         return (dx if wide is x else dx.to(x.dtype)), None, None, None, None, None, None
+
+
+def _fused(x: Tensor) -> ModuleType | None:
+    """The Triton kernels, where they are there and take features like `x`."""
+    if x.device.type != "cuda" or x.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+        return None
+    if transformed():
+        return None
+    fused = kernels("fedfa.layers.ffa_triton", x.device)
+    return fused if fused is not None and fused.usable(x) else None
 
 
 _group_norm_backward = torch.ops.aten.native_group_norm_backward.default
@@ -382,8 +397,11 @@ class FFA(RandomLayer):
             ]
         channels = [layer.channels for layer in own]
         noise = torch.randn((2, batch, sum(channels)), generator=generator, device=device, dtype=dtype)
-        drawn = zip(own, uniform.unbind(), noise.split(channels, 2), strict=True)
-        return [Drawn(chance < layer.p, part) for layer, chance, part in drawn]
+        parts = noise.split(channels, 2)
+        if len({layer.p for layer in own}) == 1:  # one launch, not one a layer
+            return [Drawn(*drawn) for drawn in zip((uniform < own[0].p).unbind(), parts, strict=True)]
+        chances = zip(own, uniform.unbind(), parts, strict=True)
+        return [Drawn(chance < layer.p, part) for layer, chance, part in chances]
 
     def forward(self, x: Tensor) -> Tensor:
         if x.dim() < 3 or x.shape[1] != self.channels:
@@ -394,6 +412,9 @@ class FFA(RandomLayer):
         if gate is False:
             return x
         gate = None if gate is True else gate
+        if (fused := _fused(x)) is not None:
+            whole: Tensor = fused.layer(self, x, noise, gate)
+            return whole
         spread = spread_terms(self.fusion, self.gamma_mean, self.gamma_std)
         out, statistics = augment(x, noise, spread, gate, self.eps, self.statistics == "released")
         if self.tracking:

@@ -12,6 +12,8 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
+from fedfa.layers.convolution import Conv2d
+from fedfa.layers.pooling import MaxPool2d
 from fedfa.nets.stages import Augment, augment_layers, scaled
 
 
@@ -67,8 +69,8 @@ class AlexNet(nn.Module):
 
 def _stage(inputs: int, outputs: int, kernel: int, padding: int, stride: int = 1, pool: bool = False) -> nn.Sequential:
     layers = [
-        nn.Conv2d(inputs, outputs, kernel, stride, padding),
+        Conv2d(inputs, outputs, kernel, stride, padding),
         nn.BatchNorm2d(outputs),
         nn.ReLU(inplace=True),
     ]
-    return nn.Sequential(*layers, nn.MaxPool2d(3, 2)) if pool else nn.Sequential(*layers)
+    return nn.Sequential(*layers, MaxPool2d(3, 2)) if pool else nn.Sequential(*layers)

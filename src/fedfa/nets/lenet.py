@@ -13,6 +13,7 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
+from fedfa.layers.pooling import MaxPool2d
 from fedfa.nets.stages import Augment, augment_layers
 
 
@@ -52,4 +53,4 @@ class LeNet(nn.Module):
 
 
 def _stage(inputs: int, outputs: int, padding: int) -> nn.Sequential:
-    return nn.Sequential(nn.Conv2d(inputs, outputs, 5, padding=padding), nn.ReLU(inplace=True), nn.MaxPool2d(2))
+    return nn.Sequential(nn.Conv2d(inputs, outputs, 5, padding=padding), nn.ReLU(inplace=True), MaxPool2d(2))

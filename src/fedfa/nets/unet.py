@@ -16,6 +16,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from fedfa.layers.pooling import MaxPool2d
 from fedfa.nets.stages import Augment, augment_layers, scaled
 
 
@@ -42,7 +43,7 @@ class UNet(nn.Module):
         pools = len(widths) - 1
         upwards = list(pairwise(reversed(widths)))
         self.encoders = nn.ModuleList([_block(low, high) for low, high in pairwise((in_channels, *widths))])
-        self.pools = nn.ModuleList([*(nn.MaxPool2d(2) for _ in range(pools)), nn.Identity()])
+        self.pools = nn.ModuleList([*(MaxPool2d(2) for _ in range(pools)), nn.Identity()])
         self.ups = nn.ModuleList([nn.ConvTranspose2d(high, low, 2, stride=2) for high, low in upwards])
         self.decoders = nn.ModuleList([_block(2 * low, low) for _, low in upwards])
         self.head = nn.Conv2d(widths[0], num_classes, 1)

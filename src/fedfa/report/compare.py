@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -152,32 +152,39 @@ def summarise(run: Run, label: str) -> Summary:
 
 
 def labels(runs: Sequence[Run]) -> list[str]:
-    """Short names that tell the runs apart: the algorithm, and the settings in which the runs differ. The settings of
-    an algorithm, or of another component, count only where runs with that same one differ in them."""
-    configs = [_flat(run) for run in runs]
-    names = []
-    for config in configs:
-        told = [
-            f"{key.removeprefix('algorithm.').removesuffix('.name')}={_short(value)}"
-            for key, value in config.items()
-            if key != "algorithm.name" and any(other.get(key) != value for other in _peers(key, config, configs))
-        ]
-        names.append(" ".join([config["algorithm.name"], *told]))
+    """Short names that tell the runs apart; where settings do not, their folders do."""
+    names = told_apart([flat(run.config) for run in runs], "algorithm.name")
     twice = {name for name in names if names.count(name) > 1}
     return [f"{name} ({run.folder.name})" if name in twice else name for name, run in zip(names, runs, strict=True)]
 
 
-def _peers(key: str, config: dict[str, Any], configs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The runs that a setting is compared with: for one of a component, those with the same component."""
+def told_apart(configs: Sequence[Mapping[str, Any]], first: str) -> list[str]:
+    """A name for each of some flat configs: its value of `first`, and the settings in which they differ. The settings
+    of an algorithm, or of another component, count only where configs with that same one differ in them."""
+    component = f"{first.partition('.')[0]}."
+    names = []
+    for config in configs:
+        told = [
+            f"{key.removeprefix(component).removesuffix('.name')}={_short(value)}"
+            for key, value in config.items()
+            if key != first and any(other.get(key) != value for other in _peers(key, config, configs))
+        ]
+        names.append(" ".join([str(config[first]), *told]))
+    return names
+
+
+def _peers(key: str, config: Mapping[str, Any], configs: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The configs that a setting is compared with: for one of a component, those with the same component."""
     component, _, setting = key.partition(".")
     if not setting or setting == "name":
-        return configs
+        return list(configs)
     return [other for other in configs if other.get(f"{component}.name") == config.get(f"{component}.name")]
 
 
-def _flat(run: Run) -> dict[str, Any]:
+def flat(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A config with dotted keys, without what does not change numbers."""
     flat: dict[str, Any] = {}
-    for key, value in run.config.items():
+    for key, value in config.items():
         if key in COSMETIC:
             continue
         flat |= {f"{key}.{name}": item for name, item in value.items()} if isinstance(value, dict) else {key: value}

@@ -2,29 +2,55 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fedfa.errors import UserError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
     from fedfa.report.compare import Comparison
+    from fedfa.report.study import Panel, Series
+    from fedfa.statistics import Rule
 
 COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#bbbbbb")
 """Paul Tol's bright scheme: told apart with any colour vision, and in print."""
 
 
-def draw_curves(comparison: Comparison, path: Path) -> Path:
-    """Test metric by round on the left, and of every client after the last round on the right."""
+LINES = ("-", "--", ":", "-.")
+
+
+@contextmanager
+def style(size: float) -> Iterator[None]:
+    """How figures look, with text of `size` points."""
     try:
         import matplotlib
     except ImportError:
         raise UserError("a picture needs matplotlib: pip install 'fedfa[demo]'") from None
-    from matplotlib.figure import Figure
+    settings: dict[Any, Any] = {
+        "font.size": size,
+        "axes.titlesize": size + 1,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "legend.frameon": False,
+        "pdf.fonttype": 42,  # text that editors and publishers can read
+        "text.parse_math": False,  # a client may be called $x$
+    }
+    with matplotlib.rc_context(settings), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # a box stands for a sign that the font does not have
+        yield
 
-    with matplotlib.rc_context({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False}):
+
+def draw_curves(comparison: Comparison, path: Path) -> Path:
+    """Test metric by round on the left, and of every client after the last round on the right."""
+    with style(10):
+        from matplotlib.figure import Figure
+
         figure = Figure(figsize=(10, 4), dpi=150, layout="constrained")
         left, right = figure.subplots(1, 2)
         metric = comparison.runs[0].metric
@@ -32,7 +58,7 @@ def draw_curves(comparison: Comparison, path: Path) -> Path:
         left.set(xlabel="round", ylabel=f"test {metric}, %, mean over clients", title="Convergence")
         _bars(right, comparison)
         right.set(ylabel=f"test {metric}, %", title="Clients, last round")
-        left.legend(frameon=False)
+        left.legend()
         figure.savefig(path)
     return path
 
@@ -60,3 +86,107 @@ def _bars(axes: Axes, comparison: Comparison) -> None:
     axes.set_xticks(range(len(names)), names, rotation=30 if len(names) > 6 else 0)
     axes.grid(axis="y", alpha=0.3)
     axes.set_axisbelow(True)
+
+
+# For a paper
+
+
+def draw_convergence(panel: Panel, rule: Rule) -> Figure:
+    """Test metric by round: means over seeds, with 95 % intervals."""
+    from matplotlib.ticker import MaxNLocator
+
+    figure, axes = _column(2.6)
+    for place, series in enumerate(panel.series):
+        curve = _band(series, panel.primary)
+        if curve is None:
+            continue
+        rounds, means, lows, highs = curve
+        colour, line = _ink(place)
+        axes.plot(rounds, means, color=colour, linestyle=line, linewidth=1.2, label=series.label)
+        if len(series.used) > 1:
+            axes.fill_between(rounds, lows, highs, color=colour, alpha=0.15, linewidth=0)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set(xlabel="round", ylabel=f"test {panel.metric}, %")
+    axes.grid(axis="y", alpha=0.3)
+    axes.legend(fontsize=7)
+    return figure
+
+
+def draw_clients(panel: Panel, rule: Rule) -> Figure:
+    """Test metric of every client: means over seeds, with 95 % intervals."""
+    names = [*panel.shown_clients, panel.primary]
+    figure, axes = _column(2.6, 3.4 if len(names) * len(panel.series) <= 24 else 7)
+    width = 0.8 / len(panel.series)
+    for place, series in enumerate(panel.series):
+        found = [series.summary(rule, name) for name in names]
+        at = [number + (place - (len(panel.series) - 1) / 2) * width for number in range(len(names))]
+        heights = [100 * summary.mean if summary else 0.0 for summary in found]
+        axes.bar(at, heights, width * 0.92, color=_ink(place)[0], label=series.label)
+        known = [
+            (x, 100 * one.mean, 100 * (one.mean - one.low))
+            for x, one in zip(at, found, strict=True)
+            if one is not None and one.low is not None
+        ]
+        if known:
+            x, y, half = zip(*known, strict=True)
+            axes.errorbar(x, y, half, fmt="none", ecolor="black", elinewidth=0.8)
+    axes.set_xticks(
+        range(len(names)), [panel.client_title(name) for name in names], rotation=30 if len(names) > 6 else 0
+    )
+    axes.set(ylabel=f"test {panel.metric}, %", ylim=(0, 100))
+    axes.grid(axis="y", alpha=0.3)
+    axes.set_axisbelow(True)
+    axes.legend(fontsize=7, ncols=3, loc="lower center", bbox_to_anchor=(0.5, 1))
+    return figure
+
+
+def draw_differences(panel: Panel, rule: Rule) -> Figure:
+    """Differences to the baseline, paired by seed, with 95 % intervals."""
+    compared = panel.compared(rule, panel.baseline)
+    places = {id(series): place for place, series in enumerate(panel.series)}
+    figure, axes = _column(0.9 + 0.25 * max(len(compared), 2))
+    for row, one in enumerate(compared):
+        colour = _ink(places[id(one.series)])[0]
+        found = one.difference
+        if found.low is not None and found.high is not None:
+            axes.plot((100 * found.low, 100 * found.high), (row, row), color=colour, linewidth=1.5)
+        axes.plot(100 * found.mean, row, "o", color=colour, markersize=4)
+    axes.axvline(0, color="#555555", linewidth=0.8)
+    axes.set_yticks(range(len(compared)), [one.series.label for one in compared])
+    axes.set_ylim(len(compared) - 0.5, -0.5)
+    axes.set(xlabel=f"difference to {panel.series[panel.baseline].label}, points")
+    axes.grid(axis="x", alpha=0.3)
+    return figure
+
+
+FIGURES: dict[str, Callable[[Panel, Rule], Figure]] = {
+    "convergence": draw_convergence,
+    "clients": draw_clients,
+    "differences": draw_differences,
+}
+
+
+def _column(height: float, width: float = 3.4) -> tuple[Figure, Axes]:
+    """A figure as wide as a column of a paper, in inches."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), dpi=300, layout="constrained")
+    return figure, figure.subplots()
+
+
+def _ink(place: int) -> tuple[str, str]:
+    return COLOURS[place % len(COLOURS)], LINES[place // len(COLOURS) % len(LINES)]
+
+
+def _band(series: Series, who: str) -> tuple[list[int], list[float], list[float], list[float]] | None:
+    """Rounds, means and the ends of intervals, in per cent."""
+    from fedfa.statistics import summarise
+
+    curves = [curve for entry in series.used if (curve := entry.curve("test", who))]
+    rounds = sorted(set.intersection(*(set(curve) for curve in curves))) if curves else []
+    if not rounds:
+        return None
+    found = [summarise(100 * curve[round] for curve in curves) for round in rounds]
+    lows = [max(0.0, one.mean if one.low is None else one.low) for one in found]
+    highs = [min(100.0, one.mean if one.high is None else one.high) for one in found]
+    return rounds, [one.mean for one in found], lows, highs

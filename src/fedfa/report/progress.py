@@ -204,10 +204,17 @@ def print_comparison(comparison: Comparison, png: Path | None, csv: Path | None)
         print(line)
     for path, write in ((png, comparison.write_png), (csv, comparison.write_csv)):
         if path is not None:
-            _written(path, write)
+            written(path, write)
 
 
-def _written(path: Path, write: Callable[[Path], Any]) -> None:
+def written(path: Path, write: Callable[[Path], Any]) -> None:
+    """Write a file, and say so."""
+    put(path, write)
+    print(f"wrote {path}")
+
+
+def put(path: Path, write: Callable[[Path], Any]) -> None:
+    """Write a file into a folder that need not be there yet; what goes wrong is the user's to put right."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write(path)
@@ -215,4 +222,3 @@ def _written(path: Path, write: Callable[[Path], Any]) -> None:
         raise UserError(f"cannot write {path}: {error.strerror}") from None
     except ValueError as error:  # a kind of picture that matplotlib does not know
         raise UserError(f"cannot write {path}: {error}") from None
-    print(f"wrote {path}")

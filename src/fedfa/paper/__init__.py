@@ -1,0 +1,88 @@
+"""The paper's own numbers, as data, with the places where they contradict each other."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from fedfa.errors import UserError
+from fedfa.registry import nearest
+
+
+@dataclass(frozen=True)
+class PaperTable:
+    """One of the paper's tables, or that part of it that is about one benchmark. Numbers are per cent."""
+
+    name: str
+    title: str
+    label: str
+    metric: str
+    columns: tuple[str, ...]
+    rows: Mapping[str, tuple[float, ...]]
+    """For every row a number a column, then the average."""
+
+    def average(self, row: str) -> float | None:
+        """The row's printed average; None where the paper has no such row."""
+        return self.rows[row][-1] if row in self.rows else None
+
+    def number(self, row: str, column: str) -> float | None:
+        """What the paper prints for a client; None where it prints nothing."""
+        known = row in self.rows and column in self.columns
+        return self.rows[row][self.columns.index(column)] if known else None
+
+
+@dataclass(frozen=True)
+class Contradiction:
+    """A place where the paper disagrees with itself, or with the authors' released code."""
+
+    kind: str
+    table: str
+    reason: str
+    row: str = ""
+    column: str = ""
+    other: str = ""
+
+
+def paper_table(name: str) -> PaperTable:
+    """A table by its name in `numbers.toml`."""
+    known = tables()
+    if name not in known:
+        raise UserError(f"the paper has no table {name!r}; {nearest(name, known)}")
+    return known[name]
+
+
+@cache
+def tables() -> dict[str, PaperTable]:
+    """Every table of the paper."""
+    return {
+        name: PaperTable(
+            name,
+            table["title"],
+            table["label"],
+            table["metric"],
+            tuple(table["columns"]),
+            {row: tuple(numbers) for row, numbers in table["rows"].items()},
+        )
+        for name, table in _read()["tables"].items()
+    }
+
+
+@cache
+def contradictions() -> tuple[Contradiction, ...]:
+    """Where the paper's numbers cannot all be right."""
+    return tuple(Contradiction(**entry) for entry in _read()["contradictions"])
+
+
+def cost() -> dict[str, Any]:
+    """What the paper says its method costs: sizes by network, and claims in its words."""
+    claims: dict[str, Any] = _read()["cost"]
+    return claims
+
+
+@cache
+def _read() -> dict[str, Any]:
+    return tomllib.loads((files("fedfa.paper") / "numbers.toml").read_text("utf-8"))

@@ -1,0 +1,94 @@
+"""The paper's number beside a series, where the paper has one for the same federation and method."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from fedfa.paper import tables
+from fedfa.report.study import Panel, Series
+
+BENCHMARKS = {"office_caltech10": "office", "domainnet": "domainnet", "prostate": "prostate"}
+METHODS = {
+    "fedavg": "FedAvg", "fedavgm": "FedAvgM", "fedprox": "FedProx", "fedsam": "FedSAM", "fedbn": "FedBN",
+    "fedrobust": "FedRobust", "fedmix": "FedMix", "fedharmo": "FedHarmo", "fedfa": "FedFA", "fedfa-r": "FedFA-R",
+    "fedfa-c": "FedFA-C", "fedfa-direct": "direct fusion",
+}  # fmt: skip
+AUGMENTATIONS = {"mixup": "Mixup", "manifold-mixup": "Manifold Mixup", "mixstyle": "MixStyle", "moex": "MoEx"}
+
+
+@dataclass(frozen=True)
+class Printed:
+    """What the paper prints, in per cent: the average, and numbers by client where it has them."""
+
+    average: float
+    clients: dict[str, float]
+    unseen: bool = False
+    """Whether the average is over clients that were held out."""
+
+
+def printed(panel: Panel, series: Series) -> Printed | None:
+    """The paper's numbers for a series. Settings that the paper varies elsewhere (FedFA's p, its statistics, the
+    stages it follows) must be the paper's own; of others, such as the number of rounds, the config tells."""
+    row = _row(series.config)
+    if row is None:
+        return None
+    unseen = panel.held_out
+    for name in _tables(panel, series.config):
+        table = tables().get(name)
+        if table is None or row not in table.rows:
+            continue
+        if unseen:
+            found = table.number(row, unseen[0])
+            return None if found is None else Printed(found, {unseen[0]: found}, unseen=True)
+        average = table.average(row)
+        clients = {column: number for column in table.columns if (number := table.number(row, column)) is not None}
+        return None if average is None else Printed(average, clients)
+    return None
+
+
+def _tables(panel: Panel, config: dict[str, Any]) -> list[str]:
+    """Names of the paper's tables on this federation, the most detailed first."""
+    partition, kinds = config.get("partition", {}), ("variants", "augmentations", "fusion")
+    if panel.source in ("cifar10", "emnist"):
+        dirichlet = partition.get("name") == "dirichlet"
+        natural = partition.get("name", "natural") == "natural"
+        if panel.source == "cifar10":
+            return [f"cifar10-dir{partition['alpha']:g}"] if dirichlet else []
+        return ["emnist"] if natural else []
+    benchmark = BENCHMARKS.get(panel.source)
+    if benchmark is None or partition.get("name", "natural") != "natural" or len(panel.held_out) > 1:
+        return []
+    if panel.held_out:
+        return [f"{benchmark}-unseen"]
+    sixths = _sixths(config)
+    if sixths is None:
+        return []
+    if benchmark == "prostate":
+        small = ["prostate-mini", *(f"prostate-{kind}" for kind in kinds)] if sixths == 1 else []
+        return [*small, f"prostate-{sixths}-6"]
+    return [f"{benchmark}-main", *(f"{benchmark}-{kind}" for kind in kinds)] if sixths == 6 else []
+
+
+def _sixths(config: dict[str, Any]) -> int | None:
+    """Which part of the training samples is used, in sixths."""
+    try:
+        sixths = Fraction(str(config.get("split", {}).get("fraction", 1))).limit_denominator(1000) * 6
+    except ValueError:
+        return None
+    return int(sixths) if sixths.denominator == 1 else None
+
+
+def _row(config: dict[str, Any]) -> str | None:
+    algorithm, augmentation = config["algorithm"], config.get("augmentation", {}).get("name", "none")
+    row = METHODS.get(algorithm["name"])
+    if algorithm.get("statistics", "paper") != "paper" or config["network"].get("stages"):
+        return None
+    if algorithm["name"].startswith("fedfa") and algorithm.get("p", 0.5) != 0.5:
+        return None
+    if augmentation == "none" or row is None:
+        return row
+    if augmentation not in AUGMENTATIONS or row not in ("FedAvg", "FedFA"):
+        return None
+    return AUGMENTATIONS[augmentation] if row == "FedAvg" else f"FedFA + {AUGMENTATIONS[augmentation]}"

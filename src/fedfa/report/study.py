@@ -1,0 +1,341 @@
+"""What a report is of: runs, those that differ by their seed alone in one series, and series of one federation beside
+each other."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from fedfa.errors import UserError
+from fedfa.experiment import COSMETIC
+from fedfa.report.compare import flat, told_apart
+from fedfa.reproduce.summary import read_summary
+from fedfa.runs import Run, find_run
+from fedfa.statistics import RULES, Difference, Rule, Selected, Summary, holm, paired, select_all, summarise
+
+BESIDES = COSMETIC | {"name", "seed", "device", "threads", "engine", "source.path"}
+"""Settings that do not make a run one of another series."""
+FEDERATION = ("source", "partition", "split", "held_out")
+"""Settings that make a federation."""
+MOST_CLIENTS = 12
+"""Clients that have columns and curves of their own."""
+FIRST = ("fedavg",)
+"""Algorithms that others are compared with, where there are any of them."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One run, as a report sees it."""
+
+    name: str
+    config: dict[str, Any]
+    provenance: dict[str, Any]
+    metrics: list[dict[str, Any]]
+    done: bool
+    folder: Path | None = None
+    """Where the rest is: traces and the federation's profile."""
+
+    @property
+    def seed(self) -> int:
+        return int(self.config["seed"])
+
+    @property
+    def rounds(self) -> int:
+        return max((line["round"] for line in self.metrics), default=0)
+
+    @property
+    def metric(self) -> str:
+        return str(self.provenance["metric"])
+
+    @property
+    def status(self) -> str:
+        if self.done:
+            return "complete"
+        return f"incomplete: {self.rounds} of {self.config['rounds']} rounds"
+
+    @property
+    def refused(self) -> int:
+        """Updates that were left out."""
+        return sum(len(line.get("refused", ())) for line in self.metrics)
+
+    @cached_property
+    def selected(self) -> dict[Rule, Selected]:
+        """Test metrics by each rule that the run has numbers for."""
+        return select_all(self)
+
+    @cached_property
+    def profile(self) -> dict[str, Any] | None:
+        return Run(self.folder).profile if self.folder else None
+
+    @property
+    def traced(self) -> bool:
+        """Whether it has kept traces."""
+        return self.folder is not None and any((self.folder / "traces").glob("*.safetensors"))
+
+    def traces(self) -> list[tuple[int, dict[str, Tensor]]]:
+        return list(Run(self.folder).traces()) if self.folder else []
+
+    def curve(self, split: str, who: str) -> dict[int, float]:
+        """A number by round: `split` is test, val or loss, and `who` a client, `mean` or `unseen`."""
+        if split == "loss":
+            return {line["round"]: line["loss"] for line in self.metrics if line.get("loss") is not None}
+        found = {}
+        for line in self.metrics:
+            scores = line.get(split, {})
+            value = scores.get(who) if who in ("mean", "unseen") else scores.get("clients", {}).get(who)
+            if value is not None:
+                found[line["round"]] = value
+        return found
+
+    def cost(self) -> dict[str, float | None]:
+        """Seconds a round and in all, bytes up and down a client and round and in all, peak memory."""
+        lines = self.metrics
+        seconds = [line["seconds"] for line in lines if line.get("seconds") is not None]
+        up = [line["bytes_up"] for line in lines if "bytes_up" in line]
+        down = [line["bytes_down"] for line in lines if "bytes_down" in line]
+        sent = [
+            (line["bytes_up"] + line["bytes_down"]) * len(line["clients"])
+            for line in lines
+            if "bytes_up" in line and "bytes_down" in line
+        ]
+        return {
+            "seconds": mean(seconds),
+            "total_seconds": sum(seconds) if seconds else None,
+            "up": mean(up),
+            "down": mean(down),
+            "traffic": sum(sent) if sent else None,
+            "memory": self.provenance.get("memory"),
+        }
+
+
+@dataclass(frozen=True)
+class Series:
+    """Runs that differ by their seed alone."""
+
+    label: str
+    entries: tuple[Entry, ...]
+
+    @cached_property
+    def used(self) -> tuple[Entry, ...]:
+        """The runs that numbers are taken from: the complete ones, or where none is complete, all; one a seed."""
+        known = [entry for entry in self.entries if entry.selected]
+        complete = [entry for entry in known if entry.done] or known
+        one: dict[int, Entry] = {}
+        for entry in sorted(complete, key=lambda entry: -entry.rounds):
+            one.setdefault(entry.seed, entry)
+        return tuple(one[seed] for seed in sorted(one))
+
+    @property
+    def complete(self) -> bool:
+        return all(entry.done for entry in self.used) and bool(self.used)
+
+    @property
+    def algorithm(self) -> str:
+        return str(self.entries[0].config["algorithm"]["name"])
+
+    @property
+    def config(self) -> dict[str, Any]:
+        return self.entries[0].config
+
+    def by_seed(self, rule: Rule, who: str = "mean") -> dict[int, float]:
+        """A test metric of each seed: of a client, the `mean` over those that took part, `unseen` or the `gap`."""
+        found: dict[int, float] = {}
+        for entry in self.used:
+            if (chosen := entry.selected.get(rule)) is not None:
+                own = {**chosen.clients, "mean": chosen.mean, "unseen": chosen.unseen, "gap": chosen.gap}
+                if (value := own.get(who)) is not None:
+                    found[entry.seed] = value
+        return found
+
+    def summary(self, rule: Rule, who: str = "mean") -> Summary | None:
+        values = self.by_seed(rule, who)
+        return summarise(values.values()) if values else None
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A series against another: the difference by seed, and its p-value, corrected for the number of series."""
+
+    series: Series
+    difference: Difference
+    holm: float | None
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Series of one federation."""
+
+    title: str
+    series: tuple[Series, ...]
+    clients: tuple[str, ...] = field(default=())
+
+    @property
+    def metric(self) -> str:
+        return self.series[0].entries[0].metric
+
+    @property
+    def held_out(self) -> list[str]:
+        return list(self.series[0].config.get("held_out", ()))
+
+    @property
+    def primary(self) -> str:
+        """Whose metric methods are compared by: the mean over clients, or where some are held out, over those."""
+        return "unseen" if self.held_out else "mean"
+
+    @property
+    def source(self) -> str:
+        return str(self.series[0].config["source"]["name"])
+
+    @property
+    def shown_clients(self) -> tuple[str, ...]:
+        """Those that have a place of their own."""
+        return self.clients if len(self.clients) <= MOST_CLIENTS else ()
+
+    @property
+    def rules(self) -> list[Rule]:
+        """The rules that some run has numbers for."""
+        return [rule for rule in RULES if any(rule in entry.selected for s in self.series for entry in s.used)]
+
+    @property
+    def baseline(self) -> int:
+        """Which series others are compared with at first."""
+        names = [series.algorithm for series in self.series]
+        return next((names.index(name) for name in FIRST if name in names), 0)
+
+    def client_title(self, name: str) -> str:
+        return f"{name} (unseen)" if name in self.held_out else name
+
+    @cached_property
+    def profile(self) -> dict[str, Any] | None:
+        """The federation in numbers, by the run with the lowest seed that has it."""
+        entries = sorted((entry for series in self.series for entry in series.entries), key=lambda entry: entry.seed)
+        return next((entry.profile for entry in entries if entry.profile is not None), None)
+
+    def compared(self, rule: Rule, baseline: int, who: str = "") -> list[Compared]:
+        """Every other series against the `baseline`-th, seed by seed, by the :attr:`primary` metric or a client's.
+        Corrected for each other (Holm)."""
+        who = who or self.primary
+        base = self.series[baseline].by_seed(rule, who)
+        found = []
+        for place, series in enumerate(self.series):
+            difference = paired(series.by_seed(rule, who), base) if place != baseline else None
+            if difference is not None:
+                found.append((series, difference))
+        ps = holm([difference.p for _, difference in found if difference.p is not None])
+        corrected = iter(ps)
+        return [
+            Compared(series, difference, None if difference.p is None else next(corrected))
+            for series, difference in found
+        ]
+
+
+@dataclass(frozen=True)
+class Study:
+    """Everything that a report shows."""
+
+    panels: tuple[Panel, ...]
+    entries: tuple[Entry, ...]
+    broken: Mapping[str, str]
+    """Folders and files that are no runs one can read, and why."""
+
+    @classmethod
+    def of(cls, paths: Sequence[Path | str]) -> Study:
+        """The runs at paths: their folders, folders that hold such folders, or summaries of runs (JSON)."""
+        entries, broken = collect(paths)
+        if not entries:
+            why = next(iter(broken.values()), "name one run or more")
+            raise UserError(f"there is nothing to report: {why}")
+        return cls(tuple(panels_of(entries)), tuple(entries), broken)
+
+
+def collect(paths: Sequence[Path | str]) -> tuple[list[Entry], dict[str, str]]:
+    """The runs at paths, and what could not be read. A path that is not there is an error, and so is a folder
+    without anything in it that could be a run: both are a slip of whoever typed them."""
+    entries: list[Entry] = []
+    broken: dict[str, str] = {}
+    for place in dict.fromkeys(found for path in paths for found in _places(Path(path))):
+        try:
+            entries.append(_summary(place) if place.is_file() else _entry(find_run(place)))
+        except UserError as error:
+            broken[str(place)] = str(error).removeprefix(f"{place} ")
+        except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
+            broken[str(place)] = f"cannot be read: {type(error).__name__} {error}"
+    return entries, broken
+
+
+def _places(path: Path) -> list[Path]:
+    if path.is_file() or (path / "experiment.toml").is_file() or (path / "provenance.json").is_file():
+        return [path]
+    if not path.is_dir():
+        raise UserError(f"no run at {path}")
+    inside = sorted({file.parent for name in ("experiment.toml", "provenance.json") for file in path.glob(f"*/{name}")})
+    inside = inside or sorted(path.rglob("*.json"))
+    if not inside:
+        raise UserError(f"{path} is not a run, and holds none: runs have an experiment.toml")
+    return inside
+
+
+def _entry(run: Run) -> Entry:
+    return _whole(Entry(run.folder.name, run.config, run.provenance, run.metrics, run.done, run.folder))
+
+
+def _summary(path: Path) -> Entry:
+    found = read_summary(path)
+    return _whole(Entry(found.name, found.config, found.provenance, found.metrics, found.done))
+
+
+def _whole(entry: Entry) -> Entry:
+    """The entry, if it has what every run has: an error here, and not in the middle of a page."""
+    _ = (entry.metric, entry.seed, entry.status, entry.selected, entry.cost())
+    _ = [entry.config[component]["name"] for component in ("source", "algorithm", "network")]
+    return entry
+
+
+def panels_of(entries: Sequence[Entry]) -> list[Panel]:
+    """The runs by their federations."""
+    federations: dict[str, list[Entry]] = {}
+    for entry in entries:
+        federations.setdefault(_key(entry), []).append(entry)
+    titles = told_apart([_federation(held[0]) for held in federations.values()], "source.name")
+    return [_panel(title, held) for title, held in zip(titles, federations.values(), strict=True)]
+
+
+def _panel(title: str, entries: Sequence[Entry]) -> Panel:
+    groups: dict[str, list[Entry]] = {}
+    for entry in entries:
+        groups.setdefault(json.dumps(_settings(entry), sort_keys=True, default=str), []).append(entry)
+    labels = told_apart([_settings(held[0]) for held in groups.values()], "algorithm.name")
+    series = [
+        Series(label, tuple(sorted(held, key=lambda entry: entry.seed)))
+        for label, held in zip(labels, groups.values(), strict=True)
+    ]
+    series.sort(key=lambda one: (one.algorithm not in FIRST, one.algorithm, one.label))
+    clients = dict.fromkeys(
+        name for one in series for entry in one.used for chosen in entry.selected.values() for name in chosen.clients
+    )
+    return Panel(title, tuple(series), tuple(clients))
+
+
+def _settings(entry: Entry) -> dict[str, Any]:
+    return {key: value for key, value in flat(entry.config).items() if key not in BESIDES}
+
+
+def _federation(entry: Entry) -> dict[str, Any]:
+    settings = _settings(entry)
+    return {key: value for key, value in settings.items() if key.partition(".")[0] in FEDERATION}
+
+
+def _key(entry: Entry) -> str:
+    return json.dumps([_federation(entry), entry.metric], sort_keys=True, default=str)
+
+
+def mean(values: Sequence[float]) -> float | None:
+    """The mean, if there is anything to take it of."""
+    return math.fsum(values) / len(values) if values else None

@@ -1,0 +1,232 @@
+"""`fedfa reproduce`: from a table's name to its runs, and from those to the table."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedfa.errors import UserError, some
+from fedfa.experiment import Experiment
+from fedfa.report.console import console
+from fedfa.reproduce.pictures import draw
+from fedfa.reproduce.progress import Overall
+from fedfa.reproduce.render import curves_csv, show, tables, write_files
+from fedfa.reproduce.results import Results, gather
+from fedfa.reproduce.summary import MACHINE, RunSummary, find_summaries, identity, summary_of, write_summary
+from fedfa.reproduce.table import (
+    Cell,
+    Choice,
+    Table,
+    chosen_rows,
+    describe,
+    find_data,
+    find_table,
+    lay_out,
+    read_toml,
+    table_names,
+)
+from fedfa.runs import Run
+from fedfa.statistics import RULES, Rule
+from fedfa.together import run_together
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What the command line asks for besides the table and settings."""
+
+    seeds: int | None = None
+    only: str = ""
+    data: Path | None = None
+    rounds: int | None = None
+    out: Path = Path("runs")
+    at_once: int = 0
+    variant: str = ""
+    tuned: Path | None = None
+    rule: str = ""
+    table_only: bool = False
+    source: Path | None = None
+    summaries: Path | None = None
+    quiet: bool = False
+
+
+def list_tables() -> None:
+    """All tables: name, data, number of runs, what it is."""
+    lines = [("table", "data", "runs", ""), *describe(table_names())]
+    widths = [max(len(line[place]) for line in lines) for place in range(3)]
+    for name, data, runs, title in lines:
+        console.print(
+            f"{name:<{widths[0]}}  {data:<{widths[1]}}  {runs:>{widths[2]}}  {title}",
+            soft_wrap=True, highlight=False, markup=False,
+        )  # fmt: skip
+
+
+def reproduce(name: str, overrides: dict[str, Any], wish: Wish) -> Results:
+    """Run what is missing of a table, and make the table."""
+    table = find_table(name)
+    rule = _rule(wish.rule, table.rule)
+    only = split_names(wish.only)
+    tuned = None if wish.tuned is None else read_tuned(wish.tuned, table, wish.variant, chosen_rows(table, only))
+    where = {} if wish.table_only else find_data(table, wish.data)
+    rounds = {} if wish.rounds is None else {"rounds": wish.rounds}
+    choice = Choice(wish.seeds, only, wish.variant, {**where, **rounds, **overrides}, tuned)
+    cells = lay_out(table, choice)
+    known = _Known(wish.source or wish.out, must=wish.source is not None)
+
+    def ended(experiment: Experiment, run: Run) -> None:
+        known.add(experiment, run)
+        if wish.summaries is not None:  # now: who knows how long this may go on
+            write_summary(summary_of(run), wish.summaries)
+
+    failed: dict[str, UserError] = {}
+    missing = {label(cell): cell.experiment for cell in cells if known.find(cell) is None}
+    if missing and not wish.table_only:
+        apart = table.kind == "cost"
+        failed = play_all(missing, ended, out=wish.out, at_once=wish.at_once, apart=apart, quiet=wish.quiet)
+    results = gather(table, cells, known.find, rule)
+    if wish.summaries is not None:
+        for cell in cells:
+            known.write(cell, wish.summaries)
+    _make(results, table, cells, choice, wish)
+    complain(failed)
+    return results
+
+
+def complain(failed: Mapping[str, UserError]) -> None:
+    """One line, if runs failed."""
+    if failed:
+        name, error = next(iter(failed.items()))
+        raise UserError(f"{len(failed)} {'runs' if len(failed) > 1 else 'run'} failed, such as {name}: {error}")
+
+
+def split_names(only: str) -> tuple[str, ...]:
+    """Rows' names, separated by commas; commas in braces, as in {1,2}, separate nothing."""
+    parts, depth = [""], 0
+    for sign in only:
+        depth += {"{": 1, "}": -1}.get(sign, 0)
+        if sign == "," and not depth:
+            parts.append("")
+        else:
+            parts[-1] += sign
+    return tuple(part.strip() for part in parts if part.strip())
+
+
+def _rule(asked: str, own: Rule) -> Rule:
+    if not asked:
+        return own
+    for rule in RULES:
+        if rule == asked:
+            return rule
+    raise UserError(f"--rule is {', '.join(RULES)}, not {asked!r}")
+
+
+def read_tuned(path: Path, table: Table, variant: str, rows: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """The settings that `fedfa tune` has written for rows of a table."""
+    content = read_toml(path)
+    asked = {"table": table.name, "variant": variant or table.variant}
+    for key, value in asked.items():
+        if content.get(key) != value:
+            raise UserError(f"{path} was tuned for {key} {content.get(key)!r}, not {value!r}")
+    found: dict[str, dict[str, Any]] = content.get("rows", {})
+    lacking = [row for row in rows if row not in found]
+    if lacking:
+        raise UserError(f"{path} has no settings for {some(lacking)}: a comparison is fair if all rows are tuned")
+    return {row: found[row] for row in rows}
+
+
+class _Known:
+    """The complete runs that there are, by what they are runs of."""
+
+    def __init__(self, folder: Path, must: bool) -> None:
+        self._found = find_summaries(folder) if must or folder.is_dir() else {}
+        self._names: dict[str, str] = {}
+
+    def name(self, experiment: Experiment) -> str:
+        return self._names.setdefault(experiment.title, identity(experiment))
+
+    def find(self, cell: Cell) -> RunSummary | None:
+        name = self.name(cell.experiment)
+        found = self._found.get(name)
+        if isinstance(found, Run):
+            found = self._found[name] = summary_of(found)
+        return found
+
+    def add(self, experiment: Experiment, run: Run) -> None:
+        self._found[self.name(experiment)] = run
+
+    def write(self, cell: Cell, folder: Path) -> None:
+        found = self.find(cell)
+        if found is not None:
+            write_summary(found, folder)
+
+
+def play_all(
+    runs: Mapping[str, Experiment],
+    ended: Callable[[Experiment, Run], None],
+    *,
+    out: Path,
+    at_once: int = 0,
+    apart: bool = False,
+    quiet: bool = False,
+) -> dict[str, UserError]:
+    """Play runs, which have labels, under one bar; `ended` gets each that is complete. Gives why some could not be."""
+    labels = {experiment.title: name for name, experiment in runs.items()}
+    failed: dict[str, UserError] = {}
+    done = 0
+    with Overall(labels, sum(experiment.rounds for experiment in runs.values()), quiet) as overall:
+        try:
+            for experiment, outcome in run_together(
+                list(runs.values()), root=out, watch=overall.watch, at_once=at_once, apart=apart
+            ):
+                if isinstance(outcome, Run):
+                    done += 1
+                    ended(experiment, outcome)
+                else:
+                    failed[labels[experiment.title]] = outcome
+                overall.ended(experiment, outcome if isinstance(outcome, UserError) else None)
+        except KeyboardInterrupt:
+            print(f"stopped; {done} of these {len(runs)} runs are done: the same command goes on", file=sys.stderr)
+            raise
+    return failed
+
+
+def label(cell: Cell) -> str:
+    """What a run is called while it goes."""
+    parts = [cell.row, cell.group, f"without {cell.held_out}" if cell.held_out else "", f"seed {cell.seed}"]
+    return ", ".join(part for part in parts if part)
+
+
+def _make(results: Results, table: Table, cells: Sequence[Cell], choice: Choice, wish: Wish) -> None:
+    variant = choice.variant if choice.variant not in ("", table.variant) else ""
+    told = f", variant {variant!r} ({table.variants[variant].why})" if variant else ""
+    told += ", tuned on validation data" if choice.tuned is not None else ""
+    told += f", {cells[0].experiment.rounds} rounds"
+    changed = {key: value for key, value in choice.overrides.items() if key not in ("rounds", "source.path", *MACHINE)}
+    told += f", with {', '.join(f'{key}={value}' for key, value in changed.items())}" if changed else ""
+    made = tables(results, told)
+    notes = _notes(results, table)
+    for one in made:
+        show(one)
+        print()
+    for note in notes:
+        print(note)
+    tuned = "tuned" if choice.tuned is not None else ""
+    stem = wish.out / "tables" / "-".join(part for part in (table.name, variant, tuned) if part)
+    curves = curves_csv(results) if any(series.runs for series in results.series) else ""
+    written = [*write_files(stem, made, notes, curves), *draw(results, stem)]
+    print(f"wrote {', '.join(str(path) for path in written)}")
+
+
+def _notes(results: Results, table: Table) -> list[str]:
+    """What stands below the table."""
+    notes = list(table.notes)
+    missing = results.missing
+    if missing:
+        wanted = sum(len(series.cells) for series in results.series)
+        notes.append(f"{len(missing)} of {wanted} runs are missing: {some([label(cell) for cell in missing])}.")
+    machines = results.machines()
+    if machines:
+        notes.append(f"Computed on {'; '.join(machines)}.")
+    return notes

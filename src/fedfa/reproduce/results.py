@@ -1,0 +1,205 @@
+"""From the runs of a table to its numbers: over seeds, by client, paired with the reference row."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedfa.reproduce.summary import RunSummary
+from fedfa.reproduce.table import Cell, Table
+from fedfa.statistics import RULES, Difference, Rule, Summary, holm, paired, summarise
+
+AVERAGE, SEEN, GAP = "average", "seen", "gap"
+BySeed = dict[int, float]
+
+
+@dataclass
+class Series:
+    """The runs of one row of a table."""
+
+    group: str
+    name: str
+    cells: list[Cell] = field(default_factory=list)
+    runs: list[tuple[Cell, RunSummary]] = field(default_factory=list)
+
+    @property
+    def missing(self) -> list[Cell]:
+        there = {id(cell) for cell, _ in self.runs}
+        return [cell for cell in self.cells if id(cell) not in there]
+
+    @property
+    def seeds(self) -> list[int]:
+        """Seeds that are complete: with all held-out clients, where there are any."""
+        lacking = {cell.seed for cell in self.missing}
+        return sorted({cell.seed for cell in self.cells} - lacking)
+
+    @property
+    def wanted(self) -> int:
+        return len({cell.seed for cell in self.cells})
+
+    def columns(self) -> list[str]:
+        """The clients; where one after the other is held out, those."""
+        if self.cells[0].held_out:
+            return list(dict.fromkeys(cell.held_out for cell in self.cells))
+        return list(dict.fromkeys(name for _, run in self.runs for chosen in _some(run) for name in chosen.clients))
+
+    def values(self, rule: Rule) -> dict[str, BySeed]:
+        """Test metrics by column and seed. The average is over the columns, for complete seeds; where clients are
+        held out, `seen` and `gap` are averages over the runs too."""
+        found: dict[str, BySeed] = {}
+        lists: dict[str, dict[int, list[float]]] = {AVERAGE: {}, SEEN: {}, GAP: {}}
+        for cell, run in self.runs:
+            chosen = run.selected.get(rule)
+            if chosen is None:
+                continue
+            if cell.held_out:
+                told = {AVERAGE: chosen.unseen, SEEN: chosen.mean, GAP: chosen.gap}
+                if chosen.unseen is not None:
+                    found.setdefault(cell.held_out, {})[cell.seed] = chosen.unseen
+            else:
+                told = {AVERAGE: chosen.mean}
+                for name, value in chosen.clients.items():
+                    found.setdefault(name, {})[cell.seed] = value
+            for key, number in told.items():
+                if number is not None and cell.seed in self.seeds:
+                    lists[key].setdefault(cell.seed, []).append(number)
+        means = {key: {seed: statistics.fmean(given) for seed, given in by.items()} for key, by in lists.items()}
+        return {**found, **{key: by for key, by in means.items() if by}}
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row's numbers."""
+
+    series: Series
+    by_rule: Mapping[Rule, Mapping[str, Summary]]
+    difference: Difference | None = None
+    """To the reference row, by seed, in the average by the table's rule."""
+    p: float | None = None
+    """Of that, corrected for the number of rows in the group (Holm)."""
+
+    def get(self, rule: Rule, column: str) -> Summary | None:
+        return self.by_rule.get(rule, {}).get(column)
+
+
+@dataclass(frozen=True)
+class Results:
+    """A table's numbers: rows by group."""
+
+    table: Table
+    rule: Rule
+    groups: Mapping[str, Sequence[Row]]
+    columns: tuple[str, ...]
+
+    @property
+    def series(self) -> list[Series]:
+        return [row.series for rows in self.groups.values() for row in rows]
+
+    @property
+    def missing(self) -> list[Cell]:
+        return [cell for series in self.series for cell in series.missing]
+
+    @property
+    def metric(self) -> str:
+        metrics = {run.provenance.get("metric") for series in self.series for _, run in series.runs}
+        return str(next(iter(metrics), None) or "metric")
+
+    def machines(self) -> list[str]:
+        """What the runs were computed on, each once."""
+        return sorted({_machine(run) for series in self.series for _, run in series.runs})
+
+
+def gather(table: Table, cells: Sequence[Cell], find: Callable[[Cell], RunSummary | None], rule: Rule) -> Results:
+    """The numbers of those runs of a table that there are."""
+    by_row: dict[tuple[str, str], Series] = {}
+    for cell in cells:
+        series = by_row.setdefault((cell.group, cell.row), Series(cell.group, cell.row))
+        series.cells.append(cell)
+        run = find(cell)
+        if run is not None:
+            series.runs.append((cell, run))
+    groups: dict[str, list[Series]] = {}
+    for series in by_row.values():
+        groups.setdefault(series.group, []).append(series)
+    columns = dict.fromkeys(name for series in by_row.values() for name in series.columns())
+    return Results(
+        table, rule, {group: _rows(members, table.first, rule) for group, members in groups.items()}, tuple(columns)
+    )
+
+
+def _rows(members: Sequence[Series], first: str, rule: Rule) -> list[Row]:
+    values = {series.name: {which: series.values(which) for which in RULES} for series in members}
+    base = values.get(first, {}).get(rule, {}).get(AVERAGE, {})
+    differences = {
+        name: paired(by_rule[rule].get(AVERAGE, {}), base) for name, by_rule in values.items() if name != first
+    }
+    tested = {name: found.p for name, found in differences.items() if found is not None and found.p is not None}
+    corrected = dict(zip(tested, holm(list(tested.values())), strict=True))
+    return [
+        Row(
+            series,
+            {
+                which: {column: summarise(by.values()) for column, by in columns.items()}
+                for which, columns in values[series.name].items()
+            },
+            differences.get(series.name),
+            corrected.get(series.name),
+        )
+        for series in members
+    ]
+
+
+def _machine(run: RunSummary) -> str:
+    hardware = run.provenance.get("hardware", "?")
+    how = [str(run.provenance.get("engine", "?")), *([] if hardware == "CPU" else [str(run.config.get("precision"))])]
+    return f"{hardware} ({', '.join(how)})"
+
+
+def _some(run: RunSummary) -> list[Any]:
+    """One of the run's selections, whichever there is."""
+    return list(run.selected.values())[:1]
+
+
+# Costs
+
+
+def costs(series: Series) -> dict[str, BySeed]:
+    """What a run took, by seed: bytes up and down a client and round (medians: what is sent once, in the first round,
+    is `once`), seconds a round (median, without the first, which builds what the others use), peak memory."""
+    found: dict[str, BySeed] = {}
+    for cell, run in series.runs:
+        lines = run.metrics
+        later = lines[1:] or lines
+        told = {
+            "up": _median([line.get("bytes_up") for line in lines]),
+            "down": _median([line.get("bytes_down") for line in later]),
+            "seconds": _median([line.get("seconds") for line in later]),
+            "memory": run.provenance.get("memory"),
+        }
+        if told["down"] is not None:
+            told["once"] = lines[0]["bytes_down"] - told["down"]
+        for key, value in told.items():
+            if value is not None:
+                found.setdefault(key, {})[cell.seed] = float(value)
+    return found
+
+
+def _median(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else None
+
+
+# Curves
+
+
+def curve(series: Series, split: str) -> dict[int, Summary]:
+    """The mean over clients by round, over the seeds that have that round: `split` is test, val or loss."""
+    by_round: dict[int, list[float]] = {}
+    for _, run in series.runs:
+        for line in run.metrics:
+            value = line.get("loss") if split == "loss" else line.get(split, {}).get("mean")
+            if value is not None:
+                by_round.setdefault(line["round"], []).append(value)
+    return {number: summarise(values) for number, values in sorted(by_round.items())}

@@ -1,0 +1,195 @@
+"""A run in one small file: enough for tables, curves and costs; no checkpoints, and no paths of any machine."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from fedfa.errors import UserError
+from fedfa.experiment import COSMETIC, Experiment, load
+from fedfa.files import write_text
+from fedfa.runs import Run, find_run
+from fedfa.statistics import LAST, Rule, Selected, best_round, select_all, tested_rounds
+
+FORMAT = 1
+MACHINE = {"name", "device", "engine", "threads", "precision"}
+"""Settings that say where and how fast an experiment runs, not which one it is."""
+KEPT = (
+    "fedfa", "commit", "started", "python", "torch", "numpy", "platform", "cores", "hardware", "device", "engine",
+    "threads", "metric", "parameters", "samples", "notices", "plugins", "resumed", "memory",
+)  # fmt: skip
+"""What is kept of a run's provenance."""
+EVALUATED = ("mean", "unseen", "gap")
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """What is kept of a run. `metrics` has a line a round, as the run itself: losses, seconds, bytes, and means over
+    clients of all rounds; numbers by client of the last 20 evaluated rounds and of the best by validation, which is
+    what tables are made of. Who trained in a round is not kept, only how many."""
+
+    name: str
+    config: dict[str, Any]
+    provenance: dict[str, Any]
+    metrics: list[dict[str, Any]]
+    done: bool
+
+    @property
+    def seed(self) -> int:
+        return int(self.config["seed"])
+
+    @cached_property
+    def selected(self) -> dict[Rule, Selected]:
+        """Test metrics by every rule that there are numbers for."""
+        return select_all(self)
+
+    @cached_property
+    def identity(self) -> str | None:
+        """What :func:`identity` says of its experiment; None where that is no longer known here."""
+        try:
+            return identity(load({**self.config, "name": "summary"}))
+        except UserError:
+            return None
+
+
+def identity(experiment: Experiment) -> str:
+    """A name for an experiment that is the same on every machine: where the data lie and what is computed on do not
+    count."""
+    plain = experiment.model_dump(mode="json", exclude=COSMETIC | MACHINE)
+    plain["source"].pop("path", None)
+    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
+
+
+def summary_of(run: Run) -> RunSummary:
+    """The summary of a run."""
+    config = json.loads(json.dumps(run.config))
+    config["source"].pop("path", None)
+    provenance = {key: run.provenance[key] for key in KEPT if run.provenance.get(key) not in (None, [], {})}
+    lines = run.metrics
+    detailed = {line["round"] for line in tested_rounds(lines)[-LAST:]}
+    if any("val" in line for line in lines):
+        detailed.add(best_round(tested_rounds(lines))["round"])
+    thinned = [_thinned(line, line["round"] in detailed) for line in lines]
+    return RunSummary(run.folder.name, config, provenance, thinned, run.done)
+
+
+def _thinned(line: Mapping[str, Any], detailed: bool) -> dict[str, Any]:
+    kept: dict[str, Any] = {key: line[key] for key in ("round", "seconds") if key in line}
+    kept |= {"loss": _round(line["loss"]), "clients": list(line["clients"]), "refused": dict(line.get("refused", {}))}
+    kept |= {key: line[key] for key in ("bytes_up", "bytes_down") if key in line}
+    for split in ("val", "test"):
+        if split in line:
+            clients = line[split]["clients"] if detailed and split == "test" else {}
+            kept[split] = {key: _round(line[split].get(key)) for key in EVALUATED}
+            kept[split] |= {"clients": {name: _round(value) for name, value in clients.items()}, "losses": {}}
+    return kept
+
+
+def _round(value: float | None) -> float | None:
+    return None if value is None else round(value, 6)
+
+
+# Files
+
+
+def write_summary(summary: RunSummary, folder: Path) -> Path:
+    """Write a summary into a folder, by the run's name."""
+    path = folder / f"{summary.name}.json"
+    write_text(path, _dumped(summary))
+    return path
+
+
+def _dumped(summary: RunSummary) -> str:
+    """Columns, since lines would repeat their keys every round; a column a line of the file."""
+    lines = summary.metrics
+    columns: dict[str, list[Any]] = {
+        key: [line.get(key) for line in lines] for key in ("round", "loss", "seconds", "bytes_up", "bytes_down")
+    }
+    columns["trained"] = [len(line["clients"]) for line in lines]
+    for split in ("val", "test"):
+        columns |= {f"{split}.{key}": [line.get(split, {}).get(key) for line in lines] for key in EVALUATED}
+    content = {
+        "format": FORMAT,
+        "name": summary.name,
+        "done": summary.done,
+        "config": summary.config,
+        "provenance": summary.provenance,
+        "selected": {rule: vars(found) for rule, found in summary.selected.items()},
+        "clients": {
+            str(line["round"]): line["test"]["clients"] for line in lines if line.get("test", {}).get("clients")
+        },
+        "refused": {str(line["round"]): line["refused"] for line in lines if line["refused"]},
+        "rounds": {key: _squeezed(column) for key, column in columns.items() if any(x is not None for x in column)},
+    }
+    parts = []
+    for key, value in content.items():
+        if isinstance(value, dict) and value:
+            inner = ",\n".join(f"  {json.dumps(name)}: {_compact(item)}" for name, item in value.items())
+            parts.append(f" {json.dumps(key)}: {{\n{inner}\n }}")
+        else:
+            parts.append(f" {json.dumps(key)}: {_compact(value)}")
+    return "{\n" + ",\n".join(parts) + "\n}\n"
+
+
+def _compact(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+
+
+def _squeezed(column: list[Any]) -> Any:
+    """A column of one value is that value."""
+    return column[0] if len(column) > 1 and all(value == column[0] for value in column) else column
+
+
+def read_summary(path: Path) -> RunSummary:
+    """A summary that :func:`write_summary` has written."""
+    try:
+        found = json.loads(path.read_text("utf-8"))
+        if found["format"] != FORMAT:
+            raise UserError(f"{path} has format {found['format']}, and this version reads {FORMAT}")
+        return RunSummary(found["name"], found["config"], found["provenance"], _lines(found), found["done"])
+    except (OSError, KeyError, TypeError, AttributeError, ValueError) as error:
+        raise UserError(f"{path} is not the summary of a run: {error}") from None
+
+
+def _lines(found: Mapping[str, Any]) -> list[dict[str, Any]]:
+    columns = found["rounds"]
+    rounds = columns.get("round", [])
+    lines = []
+    for place, number in enumerate(rounds):
+        at = {key: column[place] if isinstance(column, list) else column for key, column in columns.items()}
+        line: dict[str, Any] = {"round": number, "loss": at.get("loss"), "clients": ["?"] * at.get("trained", 0)}
+        line["refused"] = found["refused"].get(str(number), {})
+        line |= {key: at[key] for key in ("seconds", "bytes_up", "bytes_down") if at.get(key) is not None}
+        for split in ("val", "test"):
+            if at.get(f"{split}.mean") is not None:
+                clients = found["clients"].get(str(number), {}) if split == "test" else {}
+                line[split] = {key: at.get(f"{split}.{key}") for key in EVALUATED} | {"clients": clients, "losses": {}}
+        lines.append(line)
+    return lines
+
+
+def find_summaries(folder: Path) -> dict[str, Run | RunSummary]:
+    """All complete runs in a folder, and in the folders in it, by their :func:`identity`: run folders, and files of
+    summaries. Of two runs of one experiment, on two machines say, the one that was started last."""
+    if not folder.is_dir():
+        raise UserError(f"there is no folder {folder}")
+    found: list[tuple[str, Run | RunSummary]] = []
+    for place, inner, files in os.walk(folder):
+        if "experiment.toml" in files:
+            inner.clear()  # checkpoints and the like
+            if "done" in files:
+                run = find_run(place)
+                found.append((identity(run.experiment), run))
+            continue
+        for name in files:
+            if name.endswith(".json"):
+                summary = read_summary(Path(place) / name)
+                if summary.done and summary.identity is not None:
+                    found.append((summary.identity, summary))
+    return dict(sorted(found, key=lambda item: str(item[1].provenance.get("started", ""))))

@@ -1,0 +1,238 @@
+"""A table of the paper as data: a TOML file in `experiments/` that says which runs it is made of."""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from fedfa.errors import UserError, some
+from fedfa.experiment import Experiment, load
+from fedfa.paper import PaperTable, paper_table
+from fedfa.registry import nearest
+from fedfa.statistics import Rule
+
+Settings = dict[str, Any]
+
+
+class Variant(BaseModel):
+    """Another reading of the same table, where the paper contradicts itself or the authors' code."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    why: str
+    settings: Settings = {}
+    rows: dict[str, Settings] = {}
+
+
+class Table(BaseModel):
+    """What a table is made of. Settings are those of an experiment, as on the command line (`algorithm.p`)."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str
+    title: str
+    base: str
+    """The benchmark that all runs share: a file in `experiments/benchmarks`, or a built-in experiment."""
+    needs: str = ""
+    """The data set's name for people; empty where the data are embedded."""
+    folder: str = ""
+    """The folder that the data set usually lies in; empty where the data are embedded."""
+    stand_in: str = ""
+    """The table that takes this one's place where its data are not to be had."""
+    kind: Literal["scores", "cost"] = "scores"
+    seeds: int = Field(default=5, ge=1)
+    rule: Rule = "last"
+    reference: str = ""
+    """The row that others are compared with, seed by seed; the first, unless named."""
+    paper: str | dict[str, str] = ""
+    """The paper's table; for groups, that of each."""
+    settings: Settings = {}
+    rows: dict[str, Settings] = Field(min_length=1)
+    groups: dict[str, Settings] = {"": {}}
+    """Sections of the table, each with all rows."""
+    held_out: tuple[str, ...] = ()
+    """Clients that are held out, one after the other: the table then shows how each does unseen."""
+    variant: str = "paper"
+    """What the table is called as it stands, beside its variants."""
+    variants: dict[str, Variant] = {}
+    notes: tuple[str, ...] = ()
+
+    @property
+    def first(self) -> str:
+        """The reference row."""
+        return self.reference or next(iter(self.rows))
+
+    def paper_of(self, group: str) -> PaperTable | None:
+        """The paper's table for a group."""
+        name = self.paper if isinstance(self.paper, str) else self.paper.get(group, "")
+        return paper_table(name) if name else None
+
+    def runs(self) -> int:
+        """How many runs it takes."""
+        return len(self.rows) * len(self.groups) * max(len(self.held_out), 1) * self.seeds
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of a table, and its place in it."""
+
+    group: str
+    row: str
+    seed: int
+    held_out: str
+    experiment: Experiment
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What is asked for of a table, besides the table."""
+
+    seeds: int | None = None
+    only: tuple[str, ...] = ()
+    variant: str = ""
+    overrides: Settings = field(default_factory=dict)
+    tuned: Mapping[str, Settings] | None = None
+    """Settings by row that a search on validation data came to."""
+
+
+def lay_out(table: Table, choice: Choice) -> list[Cell]:
+    """All runs of a table, seed by seed, so that what is there when it is stopped can be compared."""
+    variant = _variant(table, choice.variant)
+    rows = chosen_rows(table, choice.only)
+    cells = []
+    for seed in range(choice.seeds or table.seeds):
+        for held_out in table.held_out or ("",):
+            for group, common in table.groups.items():
+                for row in rows:
+                    settings = {
+                        **table.settings,
+                        **variant.settings,
+                        **table.rows[row],
+                        **variant.rows.get(row, {}),
+                        **common,
+                        **((choice.tuned or {}).get(row, {})),
+                        **({"held_out": held_out} if held_out else {}),
+                        **choice.overrides,
+                        "seed": seed,
+                    }
+                    try:
+                        experiment = load(benchmark(table.base), settings)
+                    except UserError as error:
+                        raise UserError(f"{table.name}, row {row!r}: {error}") from None
+                    cells.append(Cell(group, row, seed, held_out, experiment))
+    return cells
+
+
+def chosen_rows(table: Table, only: Collection[str]) -> list[str]:
+    """The rows that are asked for, in the table's order, with the reference row; all, if none is named."""
+    by_name = {plain(name): name for name in table.rows}
+    for name in only:
+        if plain(name) not in by_name:
+            raise UserError(f"{table.name} has no row {name!r}; {nearest(name, table.rows)}")
+    wanted = {by_name[plain(name)] for name in only} | {table.first}
+    return [name for name in table.rows if not only or name in wanted]
+
+
+def plain(name: str) -> str:
+    """A row's name without what is tiresome to type."""
+    return re.sub(r"[^\w{},.+-]", "", name.lower())
+
+
+def _variant(table: Table, name: str) -> Variant:
+    if not name or name == table.variant:
+        return Variant(why="")
+    if name not in table.variants:
+        raise UserError(f"{table.name} has no variant {name!r}; {nearest(name, [table.variant, *table.variants])}")
+    return table.variants[name]
+
+
+# Files
+
+
+def folder() -> Path:
+    """Where tables are: in an installed package inside of it, in a checkout beside `src`."""
+    inside, beside = Path(__file__).parents[1] / "experiments", Path(__file__).parents[3] / "experiments"
+    return inside if inside.is_dir() else beside
+
+
+def table_names() -> list[str]:
+    return sorted(path.stem for path in folder().glob("*.toml"))
+
+
+def find_table(name: str) -> Table:
+    """A table by its name, or from a file of one's own."""
+    path = Path(name)
+    if path.suffix != ".toml":
+        if name not in table_names():
+            raise UserError(f"no table {name!r}; {nearest(name, table_names())} (or the path of a .toml file)")
+        path = folder() / f"{name}.toml"
+    try:
+        return Table(**{"name": path.stem, **_merged(path)})
+    except ValidationError as error:
+        problem = error.errors()[0]
+        raise UserError(f"{path}: {'.'.join(map(str, problem['loc']))}: {problem['msg']}") from None
+
+
+def benchmark(name: str) -> Any:
+    """What :func:`fedfa.load` takes for a table's `base`."""
+    path = folder() / "benchmarks" / f"{name}.toml"
+    return path if path.is_file() else name
+
+
+def _merged(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """A file's content on top of that of the table it is `like`."""
+    if path in seen:
+        raise UserError(f"{path} is like itself")
+    content = read_toml(path)
+    like = content.pop("like", "")
+    if like:
+        inherited = {"variant": "paper", "variants": {}, "paper": "", "stand_in": "", "needs": "", "folder": ""}
+        content = {**_merged(path.with_name(f"{like}.toml"), (*seen, path)), **inherited, **content}
+    return content
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"no file {path}") from None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise UserError(f"{path} cannot be read: {error}") from None
+
+
+# Data
+
+
+def find_data(table: Table, data: Path | None) -> Settings:
+    """The settings that make a table's runs read the data in `data`: the data set's own folder, or one that holds it by
+    its usual name. Without `data`, `$FEDFA_DATA` or `data` is that folder."""
+    if not table.folder:
+        return {}
+    if data is not None and not data.is_dir():
+        raise UserError(f"--data: there is no folder {data}")
+    base = data or Path(os.environ.get("FEDFA_DATA") or "data")
+    place = base / table.folder
+    if place.is_dir():
+        return {"source.path": str(place.resolve())}
+    if data is not None:
+        return {"source.path": str(data.resolve())}
+    instead = f"; a stand-in, as an experiment of its own: fedfa reproduce {table.stand_in}" if table.stand_in else ""
+    raise UserError(f"{table.name} needs {table.needs} in {place}, or wherever --data DIR says{instead}")
+
+
+def describe(tables: Sequence[str]) -> list[tuple[str, str, str, str]]:
+    """For the list: name, data, number of runs, title."""
+    found = [find_table(name) for name in tables]
+    return [(table.name, table.needs or "embedded", f"{table.runs():,}", table.title) for table in found]
+
+
+def told_variants(table: Table) -> str:
+    """The variants' names, for one line."""
+    return some([f"{name} ({variant.why})" for name, variant in table.variants.items()])

@@ -1,0 +1,187 @@
+"""`fedfa tune`: a small random search on validation data, with the same budget for every row of a table."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedfa.errors import UserError
+from fedfa.experiment import Experiment, load
+from fedfa.files import write_text
+from fedfa.reproduce.play import complain, play_all, split_names
+from fedfa.reproduce.table import Choice, Settings, Table, find_data, find_table, lay_out, read_toml, table_names
+from fedfa.runs import Run
+from fedfa.statistics import LAST, summarise
+
+
+@dataclass(frozen=True)
+class Span:
+    """Where a setting is looked for: between two numbers, evenly, or evenly in its logarithm."""
+
+    low: float
+    high: float
+    log: bool = True
+
+    def draw(self, rng: random.Random) -> float:
+        """A number with two digits: no result hangs on a third."""
+        place = rng.random()
+        value = self.low * (self.high / self.low) ** place if self.log else self.low + (self.high - self.low) * place
+        return float(f"{value:.2g}")
+
+
+RATES = Span(0.1, 10)
+"""Factors of the learning rate."""
+GATE = ("p", Span(0.1, 1, log=False))
+STRENGTHS: dict[str, dict[str, tuple[str, Span]]] = {
+    "algorithm": {
+        "fedavgm": ("beta", Span(0.1, 0.99, log=False)),
+        "fedprox": ("mu", Span(1e-4, 1)),
+        "fedsam": ("rho", Span(5e-3, 0.5)),
+        "fedrobust": ("shift_rate", Span(1e-3, 0.3)),
+        "fedmix": ("lam", Span(0.01, 0.5)),
+        "fedharmo": ("alpha", Span(5e-3, 0.5)),
+        "scaffold": ("server_rate", Span(0.3, 1.5)),
+        "feddyn": ("alpha", Span(1e-3, 1)),
+        **dict.fromkeys(("fedadam", "fedyogi", "fedadagrad"), ("lr", Span(1e-3, 0.3))),
+        **dict.fromkeys(("fedfa", "fedfa-r", "fedfa-c", "fedfa-direct", "fedfa-total"), GATE),
+    },
+    "augmentation": {
+        "mixup": ("alpha", Span(0.1, 4)),
+        "manifold-mixup": ("alpha", Span(0.1, 4)),
+        "cutmix": GATE,
+        "mixstyle": GATE,
+        "moex": GATE,
+        "dsu": GATE,
+    },
+}
+"""Each method's own strength, and where it is looked for."""
+
+
+def trials(experiment: Experiment, row: str, count: int, seed: int) -> list[Settings]:
+    """What is tried for a row: first its own settings, then draws. Learning rates are the same for every row."""
+    rates, own = random.Random(f"{seed} learning rates"), random.Random(f"{seed} {row}")
+    tried: list[Settings] = [{}]
+    for _ in range(count - 1):
+        settings: Settings = {"lr": float(f"{experiment.lr * RATES.draw(rates):.2g}")}
+        for component, known in STRENGTHS.items():
+            found = known.get(getattr(experiment, component)["name"])
+            if found is not None:
+                settings[f"{component}.{found[0]}"] = found[1].draw(own)
+        tried.append(settings)
+    return tried
+
+
+def validation(run: Run) -> float:
+    """What a trial is judged by: the mean over clients on validation data, over the last 20 evaluated rounds."""
+    values = [line["val"]["mean"] for line in run.metrics if "val" in line]
+    if not values:
+        raise UserError(f"{run.folder} has no validation data, and test data must not choose settings")
+    return summarise(values[-LAST:]).mean
+
+
+def find_target(name: str) -> Table:
+    """A table; or an experiment, as a table of one row."""
+    if name in table_names() or (name.endswith(".toml") and "rows" in read_toml(Path(name))):
+        return find_table(name)
+    experiment = load(name)
+    return Table(name=experiment.name, title=experiment.name, base=name, rows={experiment.algorithm["name"]: {}})
+
+
+@dataclass(frozen=True)
+class Search:
+    """What the command line asks for."""
+
+    trials: int = 8
+    seeds: int = 1
+    search_seed: int = 0
+    only: str = ""
+    variant: str = ""
+    data: Path | None = None
+    rounds: int | None = None
+    out: Path = Path("runs")
+    at_once: int = 0
+    file: Path | None = None
+    quiet: bool = False
+
+
+def tune(name: str, overrides: Settings, search: Search) -> Path:
+    """Search, and write what was found."""
+    table = find_target(name)
+    rounds = {} if search.rounds is None else {"rounds": search.rounds}
+    common = {**find_data(table, search.data), **rounds, **overrides}
+    only = split_names(search.only)
+    cells = lay_out(table, Choice(search.seeds, only, search.variant, common))
+    tried: dict[str, list[Settings]] = {}
+    runs: dict[str, Experiment] = {}
+    names: dict[str, list[tuple[str, int]]] = {}
+    for cell in cells:
+        candidates = tried.setdefault(cell.row, trials(cell.experiment, cell.row, search.trials, search.search_seed))
+        for number, settings in enumerate(candidates):
+            experiment = load(cell.experiment, settings)
+            place = f"{cell.row}, trial {number + 1}, seed {cell.seed}"
+            place += "".join(f", {part}" for part in (cell.group, cell.held_out) if part)
+            runs[place] = experiment
+            names.setdefault(experiment.title, []).append((cell.row, number))
+    scores: dict[tuple[str, int], list[float]] = {}
+
+    def ended(experiment: Experiment, run: Run) -> None:
+        for key in names[experiment.title]:
+            scores.setdefault(key, []).append(validation(run))
+
+    distinct = {experiment.title: place for place, experiment in runs.items()}
+    failed = play_all(
+        {place: runs[place] for place in distinct.values()},
+        ended,
+        out=search.out,
+        at_once=search.at_once,
+        quiet=search.quiet,
+    )
+    complain(failed)
+    means = {key: summarise(values).mean for key, values in scores.items()}
+    path = search.file or search.out / "tuned" / f"{'-'.join(filter(None, (table.name, search.variant)))}.toml"
+    write_text(path, _toml(table, search, tried, means))
+    _tell(tried, means)
+    print(f"wrote {path}; use it with: fedfa reproduce {name} --tuned {path}")
+    return path
+
+
+def _toml(
+    table: Table, search: Search, tried: Mapping[str, Sequence[Settings]], means: Mapping[tuple[str, int], float]
+) -> str:
+    import tomli_w
+
+    best = {row: best_of(row, candidates, means) for row, candidates in tried.items()}
+    content: dict[str, Any] = {
+        "table": table.name,
+        "variant": search.variant or table.variant,
+        "trials": search.trials,
+        "seeds": search.seeds,
+        "search_seed": search.search_seed,
+        "judged_by": f"validation data alone: mean over clients, over the last {LAST} evaluated rounds",
+        **({} if search.rounds is None else {"rounds": search.rounds}),
+        "rows": {row: tried[row][number] for row, number in best.items()},
+        "tried": {
+            row: [
+                {**settings, "validation": round(means[row, number], 6)} for number, settings in enumerate(candidates)
+            ]
+            for row, candidates in tried.items()
+        },
+    }
+    return tomli_w.dumps(content)
+
+
+def best_of(row: str, candidates: Sequence[Settings], means: Mapping[tuple[str, int], float]) -> int:
+    """The number of the trial that did best; the first of equals."""
+    return max(range(len(candidates)), key=lambda number: (means[row, number], -number))
+
+
+def _tell(tried: Mapping[str, Sequence[Settings]], means: Mapping[tuple[str, int], float]) -> None:
+    width = max(map(len, tried))
+    for row, candidates in tried.items():
+        number = best_of(row, candidates, means)
+        told = ", ".join(f"{key}={value:g}" for key, value in candidates[number].items()) or "as it stands"
+        before, after = 100 * means[row, 0], 100 * means[row, number]
+        print(f"{row:<{width}}  {told}: validation {after:.1f} %, {before:.1f} % as it stands")

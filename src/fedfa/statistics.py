@@ -1,0 +1,165 @@
+"""Numbers over seeds: means with intervals, paired differences, Holm's correction; and which rounds of a run count.
+
+SciPy is imported where a quantile or a p-value of Student's t is needed: ``pip install 'fedfa[report]'``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, get_args
+
+from fedfa.errors import UserError
+
+LEVEL = 0.95
+LAST = 20
+"""Rounds that `last20` averages over."""
+Rule = Literal["last", "last20", "best"]
+RULES: tuple[Rule, ...] = get_args(Rule)
+TITLES: dict[Rule, str] = {
+    "last": "last round",
+    "last20": f"mean of the last {LAST} rounds",
+    "best": "best by validation",
+}
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Some values: their number, mean, standard deviation (n − 1), and a 95 % interval of the mean by Student's t. One
+    value has neither deviation nor interval."""
+
+    n: int
+    mean: float
+    sd: float | None = None
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True)
+class Difference(Summary):
+    """Differences a − b over the seeds that both have, with the p-value of the paired t-test, not corrected for
+    being one of several. It is None where all differences are equal, or there are fewer than two."""
+
+    p: float | None = None
+
+
+def summarise(values: Iterable[float]) -> Summary:
+    """Mean, deviation and interval of the values."""
+    numbers = [float(value) for value in values]
+    if not numbers:
+        raise ValueError("there is nothing to summarise")
+    mean, sd = _moments(numbers)
+    if sd is None:
+        return Summary(1, mean)
+    half = sd / math.sqrt(len(numbers)) * _student().ppf((1 + LEVEL) / 2, len(numbers) - 1)
+    return Summary(len(numbers), mean, sd, mean - half, mean + half)
+
+
+def paired(a: Mapping[int, float], b: Mapping[int, float]) -> Difference | None:
+    """a − b, seed by seed; None where no seed is common. Splits and initial weights are the same for both under a
+    seed: what they share of good or bad luck drops out."""
+    common = sorted(a.keys() & b.keys())
+    if not common:
+        return None
+    found = summarise(a[seed] - b[seed] for seed in common)
+    p = None
+    if found.sd:
+        t = found.mean / (found.sd / math.sqrt(found.n))
+        p = float(2 * _student().sf(abs(t), found.n - 1))
+    return Difference(found.n, found.mean, found.sd, found.low, found.high, p)
+
+
+def holm(ps: Sequence[float]) -> list[float]:
+    """P-values corrected for their number (Holm, 1979): the smallest times n, the next times n − 1, and so on, none
+    below the one before it and none above 1. With these, the chance of any false claim in a table is at most the
+    level."""
+    order = sorted(range(len(ps)), key=lambda number: ps[number])
+    corrected, highest = [0.0] * len(ps), 0.0
+    for place, number in enumerate(order):
+        highest = max(highest, min(1.0, (len(ps) - place) * ps[number]))
+        corrected[number] = highest
+    return corrected
+
+
+class HasMetrics(Protocol):
+    """What :func:`select` needs of a run."""
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]: ...
+
+
+@dataclass(frozen=True)
+class Selected:
+    """A run's test metrics by one rule, shares of 1: the mean over clients that took part, the mean over those held
+    out, the gap between them, and every client's own."""
+
+    mean: float
+    unseen: float | None
+    gap: float | None
+    clients: dict[str, float]
+
+
+def select(run: HasMetrics, rule: Rule) -> Selected:
+    """A run's test metrics: after the `last` evaluated round, averaged over the last 20 of them (`last20`), or after
+    the round that did `best` on validation data (the first of equals). Test data never choose."""
+    tested = tested_rounds(run.metrics)
+    if not tested:
+        raise UserError("the run has no evaluated round yet")
+    lines = [best_round(tested)] if rule == "best" else tested[-LAST:] if rule == "last20" else tested[-1:]
+    found = [line["test"] for line in lines]
+    return Selected(
+        mean=_mean([line["mean"] for line in found]),
+        unseen=_mean_or_none([line["unseen"] for line in found]),
+        gap=_mean_or_none([line["gap"] for line in found]),
+        clients={name: _mean([line["clients"][name] for line in found]) for name in found[-1]["clients"]},
+    )
+
+
+def select_all(run: HasMetrics) -> dict[Rule, Selected]:
+    """A run's test metrics by every rule that it has numbers for: without validation data there is no `best`."""
+    found: dict[Rule, Selected] = {}
+    for rule in RULES:
+        try:
+            found[rule] = select(run, rule)
+        except UserError:
+            continue
+    return found
+
+
+def tested_rounds(metrics: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The rounds that have test metrics."""
+    return [line for line in metrics if "test" in line]
+
+
+def best_round(tested: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """The round that did best on validation data, the first of equals."""
+    validated = [line for line in tested if "val" in line]
+    if not validated:
+        raise UserError("the run has no validation data, and test data must not choose a round")
+    return max(validated, key=lambda line: (line["val"]["mean"], -line["round"]))
+
+
+def _moments(numbers: Sequence[float]) -> tuple[float, float | None]:
+    """Mean and standard deviation, the latter None for one number."""
+    mean = _mean(numbers)
+    if len(numbers) < 2:
+        return mean, None
+    return mean, math.sqrt(sum((number - mean) ** 2 for number in numbers) / (len(numbers) - 1))
+
+
+def _mean(numbers: Sequence[float]) -> float:
+    return math.fsum(numbers) / len(numbers)
+
+
+def _mean_or_none(numbers: Sequence[float | None]) -> float | None:
+    known = [number for number in numbers if number is not None]
+    return _mean(known) if known else None
+
+
+def _student() -> Any:
+    try:
+        from scipy.stats import t
+    except ImportError:
+        raise UserError("intervals need SciPy: pip install 'fedfa[report]'") from None
+    return t

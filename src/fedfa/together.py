@@ -1,0 +1,183 @@
+"""Many runs: those that are done are taken as they are, the others are played; one that fails ends no other."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+from fedfa.errors import UserError
+from fedfa.experiment import Experiment
+from fedfa.runs import Run, find_run
+from fedfa.server import Record, Watcher
+
+Outcome = tuple[Experiment, Run | UserError]
+Watch = Callable[[Experiment], Watcher]
+PATIENCE = 60.0
+"""Seconds that worker processes have for a last checkpoint after Ctrl-C."""
+
+
+def run_together(
+    experiments: Sequence[Experiment], *, root: Path, watch: Watch, at_once: int = 0, apart: bool = False
+) -> Iterator[Outcome]:
+    """Run experiments and give each with its :class:`Run`, or with the reason why there is none, as it ends.
+
+    Those that are complete under `root` come first; those that were stopped go on. At most `at_once` are played at a
+    time (0: as many as suit the device). On a GPU they are threads of this process, which share it. On the CPU they
+    come one after another in this process, or, with more than one at once, have a process each with one thread. With
+    `apart` every run has a process of its own in any case, so that its peak memory is its own. Ctrl-C stops all of
+    them, each with a checkpoint of its last complete round.
+    """
+    waiting = []
+    for experiment in experiments:
+        if (run := complete(root / experiment.title)) is not None:
+            yield experiment, run
+        else:
+            waiting.append(experiment)
+    on_gpu = [] if apart or at_once == 1 else [experiment for experiment in waiting if _captured(experiment)]
+    if on_gpu:
+        from fedfa.sharing import share_gpu
+
+        yield from share_gpu(on_gpu, root, watch, at_once)
+    others = [experiment for experiment in waiting if experiment not in on_gpu]
+    if apart or at_once > 1:
+        yield from _in_processes(others, root, watch, max(at_once, 1))
+    else:
+        for experiment in others:
+            yield experiment, _outcome(experiment, root, watch(experiment))
+
+
+def _captured(experiment: Experiment) -> bool:
+    """Whether the experiment's clients train on a GPU by captured steps: such runs can share it."""
+    from fedfa.engines.captured import Captured
+    from fedfa.simulate import find_device, find_engine
+
+    try:
+        return find_engine(experiment, find_device(experiment.device)) is Captured
+    except UserError:  # which is told when it is run
+        return False
+
+
+def complete(folder: Path) -> Run | None:
+    """The run in a folder, if it is there and complete."""
+    return find_run(folder) if (folder / "done").exists() and (folder / "experiment.toml").exists() else None
+
+
+def _outcome(experiment: Experiment, root: Path, watcher: Watcher) -> Run | UserError:
+    from fedfa.simulate import run
+
+    try:
+        return run(experiment, root=root, watcher=watcher)
+    except UserError as error:
+        return error
+
+
+# Worker processes
+
+
+class _Teller(Watcher):
+    """The watcher in a worker process: passes on what its like in the first process should know. What single clients
+    did stays here: their losses are tensors."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self._pipe = pipe
+
+    def run_started(self, run: Run, round: int) -> None:
+        self._pipe.send(("run_started", run.folder, round))
+
+    def noticed(self, line: str) -> None:
+        self._pipe.send(("noticed", line))
+
+    def round_done(self, record: Record) -> None:
+        self._pipe.send(("round_done", record))
+
+
+def _work(experiment: Experiment, root: Path, pipe: Connection, threads: int) -> None:
+    """What a worker process does: one run. It was started deaf to Ctrl-C and leaves the terminal's group, so that the
+    first process alone says when to stop, and says it once: a second signal would cut its last checkpoint short."""
+    if hasattr(os, "setsid"):
+        os.setsid()
+    try:
+        _hear_interrupts(True)
+        import torch
+
+        if threads:
+            torch.set_num_threads(threads)
+        outcome = _outcome(experiment, root, _Teller(pipe))
+    except (KeyboardInterrupt, BrokenPipeError):  # stopped, or the first process is gone: the checkpoint is written
+        os._exit(130)
+    pipe.send(("ended", str(outcome) if isinstance(outcome, UserError) else None))
+
+
+def _hear_interrupts(hear: bool) -> None:
+    """Let Ctrl-C through to this thread, or keep it waiting; processes that are started inherit it."""
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK if hear else signal.SIG_BLOCK, {signal.SIGINT})
+
+
+def _in_processes(waiting: Sequence[Experiment], root: Path, watch: Watch, at_once: int) -> Iterator[Outcome]:
+    left = list(waiting)
+    working: dict[Connection, tuple[Experiment, BaseProcess, Watcher]] = {}
+    try:
+        while left or working:
+            while left and len(working) < at_once:
+                experiment = left.pop(0)
+                pipe, process = _start(experiment, root, threads=1 if at_once > 1 else 0)
+                working[pipe] = experiment, process, watch(experiment)
+            for ready in wait(list(working)):
+                assert isinstance(ready, Connection)
+                experiment, process, watcher = working[ready]
+                ended = _hear(ready, watcher, process)
+                if ended is not None:
+                    del working[ready]
+                    process.join()
+                    yield experiment, UserError(ended) if ended else find_run(root / experiment.title)
+    finally:
+        _stop([process for _, process, _ in working.values()])
+
+
+def _start(experiment: Experiment, root: Path, threads: int) -> tuple[Connection, BaseProcess]:
+    context = multiprocessing.get_context("spawn")  # a fork of a process with threads may hang
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_work, args=(experiment, root, theirs, threads), daemon=True)
+    _hear_interrupts(False)
+    try:
+        process.start()
+    finally:
+        _hear_interrupts(True)
+    theirs.close()
+    return ours, process
+
+
+def _hear(pipe: Connection, watcher: Watcher, process: BaseProcess) -> str | None:
+    """Take one message from a worker. None while it goes on; '' when its run is complete; else why it is not."""
+    try:
+        what, *rest = pipe.recv()
+    except EOFError:  # it is gone without a word: killed, or a bug that it has printed
+        process.join()
+        return f"its process ended with exit code {process.exitcode}"
+    if what == "ended":
+        reason: str | None = rest[0]
+        return reason or ""
+    given: list[Any] = [find_run(rest[0]), rest[1]] if what == "run_started" else rest
+    getattr(watcher, what)(*given)
+    return None
+
+
+def _stop(processes: Sequence[BaseProcess]) -> None:
+    """End workers: each writes a checkpoint first, if it is given the time."""
+    for process in processes:
+        if process.is_alive() and process.pid is not None:
+            os.kill(process.pid, signal.SIGINT)
+    end = time.monotonic() + PATIENCE
+    for process in processes:
+        process.join(max(0.0, end - time.monotonic()))
+        if process.is_alive():
+            process.kill()
+            process.join()

@@ -1,0 +1,241 @@
+"""What a report is of: runs in series, series in panels, and their statistics."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from studies import CLIENTS, entry, study
+
+from fedfa import Run, UserError
+from fedfa.report.beside import Printed, printed
+from fedfa.report.payload import LEVELS, POINTS, payload, thinned
+from fedfa.report.study import Study, collect
+from fedfa.reproduce.summary import summary_of, write_summary
+from fedfa.statistics import summarise
+
+HandMade = Callable[..., Run]
+
+
+def scores(*values: float) -> list[dict[str, float]]:
+    """The same value at all clients, a round each."""
+    return [dict.fromkeys(CLIENTS, value) for value in values]
+
+
+# Series and panels
+
+
+def test_runs_that_differ_by_their_seed_are_one_series() -> None:
+    (panel,) = study(
+        entry(scores(0.5), seed=1), entry(scores(0.7), seed=0), entry(scores(0.6), algorithm="fedfa"),
+        entry(scores(0.6), algorithm="fedfa", **{"algorithm.p": 0.3}),
+        entry(scores(0.6), seed=2, device="cpu", threads=3, checkpoint_every=7, name="other", **{"source.path": "y"}),
+    ).panels  # fmt: skip
+    assert [series.label for series in panel.series] == ["fedavg", "fedfa p=0.3", "fedfa p=0.5"]
+    assert [one.seed for one in panel.series[0].used] == [0, 1, 2]
+    assert panel.series[0].by_seed("last") == {0: 0.7, 1: 0.5, 2: 0.6}
+    assert panel.series[0].summary("last") == summarise([0.7, 0.5, 0.6])
+    assert panel.series[1].summary("last", "nobody") is None
+
+
+def test_a_federation_is_a_panel() -> None:
+    found = study(
+        entry(scores(0.5)),
+        entry(scores(0.5), held_out=("dslr",)),
+        entry(scores(0.5), partition="iid"),
+        entry(scores(0.5), metric="dice"),
+    )
+    assert [panel.title for panel in found.panels] == [
+        "office_caltech10 held_out= partition=natural",
+        "office_caltech10 held_out=dslr partition=natural",
+        "office_caltech10 held_out= partition=iid",
+        "office_caltech10 held_out= partition=natural",
+    ]
+    assert found.panels[1].client_title("dslr") == "dslr (unseen)"
+
+
+def test_fedavg_comes_first_and_is_what_others_are_compared_with() -> None:
+    (panel,) = study(entry(scores(0.5), algorithm="fedfa"), entry(scores(0.4))).panels
+    assert [series.label for series in panel.series] == ["fedavg", "fedfa"] and panel.baseline == 0
+    (panel,) = study(entry(scores(0.5), algorithm="fedfa"), entry(scores(0.4), algorithm="fedbn")).panels
+    assert [series.label for series in panel.series] == ["fedbn", "fedfa"] and panel.baseline == 0
+
+
+def test_numbers_come_from_complete_runs_where_there_are_any() -> None:
+    (panel,) = study(
+        entry(scores(0.5, 0.6), seed=0), entry(scores(0.1), seed=1, done=False, rounds=2),
+        entry(scores(0.3), algorithm="fedfa", done=False, rounds=2), entry([], algorithm="fedbn", done=False),
+    ).panels  # fmt: skip
+    fedavg, fedbn, fedfa = panel.series
+    assert fedavg.complete and fedavg.by_seed("last") == {0: 0.6}
+    assert not fedfa.complete and fedfa.by_seed("last") == {0: 0.3}
+    assert fedfa.entries[0].status == "incomplete: 1 of 2 rounds"
+    assert not fedbn.complete and fedbn.used == () and fedbn.summary("last") is None
+
+
+def test_one_run_a_seed() -> None:
+    (panel,) = study(entry(scores(0.5)), entry(scores(0.7), device="cpu")).panels
+    (series,) = panel.series
+    assert len(series.entries) == 2 and len(series.used) == 1
+
+
+# Differences
+
+
+def test_differences_are_paired_and_corrected() -> None:
+    base = [entry(scores(value), seed) for seed, value in enumerate((0.50, 0.60, 0.70))]
+    one = [entry(scores(value), seed, algorithm="fedfa") for seed, value in enumerate((0.52, 0.63, 0.71))]
+    two = [entry(scores(value), seed, algorithm="fedbn") for seed, value in enumerate((0.51, 0.58, 0.72, 0.9))]
+    (panel,) = study(*base, *one, *two).panels
+    bn, fa = panel.compared("last", 0)
+    assert (bn.series.label, fa.series.label) == ("fedbn", "fedfa")
+    assert fa.difference.n == bn.difference.n == 3  # the seeds that both have
+    assert fa.difference.mean == pytest.approx(0.02, abs=1e-12)
+    # t = 0.02/(0.01/√3) = 2√3, two degrees of freedom: p = 1 − t/√(2 + t²)
+    p = 1 - 12**0.5 / 14**0.5
+    assert fa.difference.p == pytest.approx(p, abs=1e-9) and fa.holm == pytest.approx(2 * p, abs=1e-9)
+    assert bn.difference.p is not None and bn.holm == max(bn.difference.p, 2 * p)
+
+
+# Where runs come from
+
+
+def test_a_folder_of_runs_a_run_and_a_summary(hand_made: HandMade, tmp_path: Path) -> None:
+    tests = [{"a": 0.5, "b": 0.25}]
+    runs = [hand_made(f"runs/{seed}", tests, tests, seed=seed) for seed in range(3)]
+    summary = write_summary(summary_of(runs[2]), tmp_path / "summaries")
+    for paths in ([tmp_path / "runs"], [run.folder for run in runs], [runs[0].folder, runs[1].folder, summary.parent]):
+        found = Study.of([*paths, runs[0].folder])
+        (panel,) = found.panels
+        assert [one.seed for one in panel.series[0].entries] == [0, 1, 2] and not found.broken
+        assert panel.series[0].by_seed("last") == dict.fromkeys(range(3), 0.375)
+        assert panel.series[0].by_seed("best", "a") == dict.fromkeys(range(3), 0.5)
+
+
+def test_what_cannot_be_read_is_told(hand_made: HandMade, tmp_path: Path) -> None:
+    tests = [{"a": 0.5}]
+    whole = hand_made("runs/whole", tests, tests)
+    hand_made("runs/no-config", tests).folder.joinpath("experiment.toml").unlink()
+    hand_made("runs/cut", tests).folder.joinpath("provenance.json").write_text("{")
+    hand_made("runs/empty", tests).folder.joinpath("provenance.json").write_text("{}")
+    (tmp_path / "other.json").write_text('{"a": 1}')
+    entries, broken = collect([tmp_path / "runs", tmp_path / "other.json"])
+    assert [one.folder for one in entries] == [whole.folder]
+    assert {Path(place).name for place in broken} == {"no-config", "cut", "empty", "other.json"}
+    assert all(why and "\n" not in why for why in broken.values())
+
+
+@pytest.mark.parametrize("kind", ["nothing", "empty", "no runs", "broken"])
+def test_nothing_to_report(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "x"
+    if kind != "nothing":
+        path.mkdir()
+    if kind == "no runs":
+        (path / "notes.txt").write_text("")
+    if kind == "broken":
+        (path / "x.json").write_text("[]")
+    with pytest.raises(UserError, match=r"^(no run at|.* is not a run, and holds none|there is nothing to report: )"):
+        Study.of([path])
+    with pytest.raises(UserError, match=r"^there is nothing to report: name one run or more$"):
+        Study.of([])
+
+
+# The paper's numbers
+
+
+@pytest.mark.parametrize(
+    ("settings", "wanted"),
+    [
+        ({}, 78.5),
+        ({"algorithm": "fedfa"}, 83.1),
+        ({"algorithm": "fedfa", "algorithm.p": 0.3}, None),
+        ({"algorithm": "fedfa", "algorithm.statistics": "kept"}, None),
+        ({"algorithm": "fedfa", "network.stages": [1, 2]}, None),
+        ({"algorithm": "fedfa-c"}, 79.5),
+        ({"algorithm": "fedfa-direct"}, 80.6),
+        ({"algorithm": "scaffold"}, None),
+        ({"augmentation": "mixstyle"}, 79.9),
+        ({"algorithm": "fedfa", "augmentation": "manifold-mixup"}, 83.6),
+        ({"algorithm": "fedprox", "augmentation": "mixup"}, None),
+        ({"augmentation": "dsu"}, None),
+        ({"held_out": ["dslr"]}, 71.9),
+        ({"held_out": ["dslr", "amazon"]}, None),
+        ({"partition": "iid"}, None),
+        ({"split.fraction": "1/6"}, None),
+        ({"source": {"name": "pacs", "path": "x"}}, None),
+        ({"source": {"name": "domainnet", "path": "x"}}, 62.8),
+        ({"source": {"name": "prostate", "path": "x"}, "split.fraction": "1/6"}, 86.5),
+        ({"source": {"name": "prostate", "path": "x"}, "split.fraction": "2/6"}, 89.3),
+        ({"source": {"name": "prostate", "path": "x"}}, 92.1),
+        ({"source": {"name": "prostate", "path": "x"}, "split.fraction": 0.7}, None),
+        ({"source": {"name": "cifar10", "path": "x"}, "partition": {"name": "dirichlet", "alpha": 0.3}}, 69.2),
+        ({"source": {"name": "cifar10", "path": "x"}, "partition": {"name": "dirichlet", "alpha": 0.5}}, None),
+        ({"source": {"name": "cifar10", "path": "x"}, "partition": "iid"}, None),
+        ({"source": {"name": "emnist", "path": "x"}, "algorithm": "fedfa"}, 87.8),
+        ({"source": {"name": "emnist", "path": "x"}, "partition": "iid"}, None),
+    ],
+)
+def test_the_paper_s_number_stands_beside_the_same_federation_and_method(
+    settings: dict[str, Any], wanted: float | None
+) -> None:
+    (panel,) = study(entry(scores(0.5), **settings)).panels
+    found = printed(panel, panel.series[0])
+    assert (found and found.average) == wanted
+
+
+def test_the_paper_s_numbers_by_client() -> None:
+    (panel,) = study(entry(scores(0.5))).panels
+    assert printed(panel, panel.series[0]) == Printed(78.5, dict(zip(CLIENTS, (84.4, 66.7, 75.0, 88.1), strict=True)))
+
+
+# What the browser is given
+
+
+@pytest.mark.parametrize("count", [1, 2, POINTS - 1, POINTS, POINTS + 1, 400, 5000])
+def test_curves_are_thinned_to_real_rounds(count: int) -> None:
+    rounds = list(range(3, 3 + count))
+    found = thinned(rounds)
+    assert found[0] == 3 and found[-1] == 2 + count and len(found) <= POINTS
+    assert found == sorted(set(found)) and set(found) <= set(rounds)
+    assert len(found) == count or len(found) > POINTS // 2
+
+
+def test_numbers_by_hand() -> None:
+    found = payload(
+        study(entry(scores(0.25, 0.5), 0), entry(scores(0.75, 0.5), 1), entry(scores(0.5, 0.5), 1, algorithm="fedfa"))
+    )
+    (panel,) = found["panels"]
+    one, other = panel["series"]
+    assert one["label"] == "fedavg" and one["seeds"] == [0, 1] and other["seeds"] == [1]
+    curve = one["curves"]["test/mean"]
+    assert curve["x"] == [1, 2] and curve["y"] == [50.0, 50.0]
+    assert curve["sd"] == [pytest.approx(35.355, abs=1e-3), 0.0] and curve["each"] == [[25.0, 50.0], [75.0, 50.0]]
+    assert curve["half"] == pytest.approx(12.706 / 2**0.5, abs=1e-3)  # Student's t with one degree of freedom
+    assert one["curves"]["loss/mean"]["y"] == [1.0, 0.5]
+    assert panel["bars"]["last"]["amazon"] == [[50.0, 50.0, 50.0], [50.0, None, None]]
+    assert panel["differences"]["last"] == {
+        "0": [[1, 1, 0.0, None, None, None, None]],
+        "1": [[0, 1, 0.0, None, None, None, None]],
+    }
+    assert panel["federation"] is None and panel["traces"] == []
+    json.dumps(found, allow_nan=False)
+
+
+def test_traces_are_bytes_and_quantiles(play: Callable[..., Run]) -> None:
+    run = play(algorithm="fedfa", **{"algorithm.p": 1.0})
+    (panel,) = payload(Study.of([run.folder]))["panels"]
+    (traces,) = panel["traces"]
+    assert traces["rounds"] == [1, 2, 3] and traces["label"] == "fedfa"
+    name = "augments.0.gamma_mean"
+    assert traces["titles"][name] == ["1: augments.0", "γ of the mean μ"]
+    found, kept = traces["fields"][name], [tensors[name] for _, tensors in run.traces()]
+    assert found["all"] == 4 and found["channels"] is None
+    assert found["low"] == pytest.approx(min(float(t.min()) for t in kept), rel=1e-3)
+    assert [row[-1] for row in found["quantiles"]] == pytest.approx(
+        [float(kept[-1].double().quantile(level)) for level in LEVELS], rel=1e-3, abs=1e-6
+    )
+    federation = panel["federation"]
+    assert federation["clients"] == ["north", "south", "west"] and federation["labels"]["train"][0] == [5, 5, 4]

@@ -1,0 +1,194 @@
+"""`fedfa reproduce`: interrupted and continued to the same table; made from run folders and from summaries."""
+
+from __future__ import annotations
+
+import csv
+import re
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from fedfa.cli import app
+
+SMALL = ["--seeds", "2", "--rounds", "3", "split.fraction=0.2", "device=cpu"]
+
+
+def fedfa(*words: Any, code: int = 0) -> str:
+    """The command, in this process; what it printed."""
+    result = CliRunner().invoke(app, ["reproduce", *map(str, words)])
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The small table, run without a break."""
+    out = tmp_path_factory.mktemp("whole")
+    fedfa("digit-sites", *SMALL, "-o", out, "--summaries", out / "summaries", "-q")
+    return out
+
+
+def test_list_of_tables() -> None:
+    lines = fedfa().splitlines()
+    assert any(re.match(r"office-main +Office-Caltech 10 +80  Office-Caltech 10, main table", line) for line in lines)
+    assert any(re.match(r"digit-sites +embedded +9 ", line) for line in lines)
+
+
+def test_the_table_and_its_files(whole: Path) -> None:
+    found = rows(whole / "tables" / "digit-sites.csv")
+    assert [row["row"] for row in found] == ["FedAvg", "FedProx", "FedFA"]
+    assert all(row["seeds"] == row["of"] == "2" for row in found)
+    clients = ("fax", "phone", "scanner", "tablet")
+    for row in found:
+        mean = sum(float(row[client]) for client in clients) / 4
+        assert mean == pytest.approx(float(row["average"]), abs=1e-3)
+        assert float(row["average_low"]) < float(row["average"]) < float(row["average_high"])
+        for column in ("last_20", "best_by_val"):
+            assert 0 <= float(row[column]) <= 100
+    first, *others = found
+    assert first["difference"] == ""
+    for row in others:
+        gained = float(row["average"]) - float(first["average"])
+        assert float(row["difference"]) == pytest.approx(gained, abs=1e-3)
+    markdown = (whole / "tables" / "digit-sites.md").read_text()
+    assert "by the rule 'last round'" in markdown and "| FedFA | 2 |" in markdown
+    assert r"\toprule" in (whole / "tables" / "digit-sites.tex").read_text()
+    curves = rows(whole / "tables" / "digit-sites-curves.csv")
+    assert {(row["row"], row["split"], row["round"]) for row in curves} >= {
+        ("FedFA", "test", "3"),
+        ("FedAvg", "loss", "1"),
+    }
+
+
+def test_a_second_time_nothing_is_run(whole: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in whole.glob("*/metrics.jsonl")}
+    told = fedfa("digit-sites", *SMALL, "-o", whole)
+    assert "round 1/3" not in told and "− FedAvg" in told
+    assert {path: path.stat().st_mtime_ns for path in whole.glob("*/metrics.jsonl")} == before
+
+
+def test_the_same_table_from_summaries_alone(whole: Path, tmp_path: Path) -> None:
+    fedfa("digit-sites", *SMALL, "--table-only", "--from", whole / "summaries", "-o", tmp_path)
+    for name in ("digit-sites.csv", "digit-sites.md", "digit-sites.tex", "digit-sites-curves.csv"):
+        assert (tmp_path / "tables" / name).read_text() == (whole / "tables" / name).read_text()
+    (first, *_) = (whole / "summaries").glob("*.json")
+    assert str(whole) not in first.read_text()
+
+
+def test_missing_runs_are_shown_as_missing(whole: Path, tmp_path: Path) -> None:
+    words = ["digit-sites", "--seeds", "3", *SMALL[2:], "--table-only", "--from", whole / "summaries", "-o", tmp_path]
+    told = fedfa(*words)
+    assert "3 of 9 runs are missing: FedAvg, seed 2" in told
+    assert [(row["seeds"], row["of"]) for row in rows(tmp_path / "tables" / "digit-sites.csv")] == [("2", "3")] * 3
+    told = fedfa("digit-sites", "--rounds", "4", "--table-only", "--from", whole / "summaries", "-o", tmp_path)
+    assert "9 of 9 runs are missing" in told and re.search(r"FedFA +0/3 +missing", told)
+
+
+def test_rules_and_rows(whole: Path, tmp_path: Path) -> None:
+    words = ["digit-sites", *SMALL, "--table-only", "--from", whole, "-o", tmp_path]
+    told = fedfa(*words, "--rule", "best", "--only", "fedfa")
+    assert "by the rule 'best by validation'" in told and "FedProx" not in told
+    best = {row["row"]: row["average"] for row in rows(tmp_path / "tables" / "digit-sites.csv")}
+    fedfa(*words)
+    last = {row["row"]: row["best_by_val"] for row in rows(tmp_path / "tables" / "digit-sites.csv")}
+    assert best["FedFA"] == last["FedFA"]
+
+
+def test_interrupted_and_continued_to_the_same_table(
+    whole: Path, tmp_path: Path, spawn: Callable[..., Any], wait_for: Callable[..., None]
+) -> None:
+    words = [sys.executable, "-m", "fedfa", "reproduce", "digit-sites", *SMALL, "-o", str(tmp_path)]
+    for wanted in (1, 3):
+        process = spawn(words)
+        wait_for(lambda: _rounds(tmp_path) > wanted)  # noqa: B023
+        process.send_signal(signal.SIGINT)
+        _, told = process.communicate(timeout=60)
+        assert process.returncode == 130, told
+        assert re.search(r"stopped; \d of these \d runs are done: the same command goes on", told)
+        assert "Traceback" not in told
+    fedfa(*words[4:])
+    for name in ("digit-sites.csv", "digit-sites.md", "digit-sites.tex"):
+        assert (tmp_path / "tables" / name).read_text() == (whole / "tables" / name).read_text()
+
+
+def _rounds(folder: Path) -> int:
+    return sum(path.read_text().count("\n") for path in folder.glob("*/metrics.jsonl"))
+
+
+def test_unseen_clients(tmp_path: Path) -> None:
+    words = [
+        "digit-sites-unseen",
+        "--seeds",
+        "1",
+        "--rounds",
+        "1",
+        "--only",
+        "FedFA",
+        "split.fraction=0.1",
+        "device=cpu",
+    ]
+    told = fedfa(*words, "-o", tmp_path)
+    assert "on clients that did not take part" in told
+    found = rows(tmp_path / "tables" / "digit-sites-unseen.csv")
+    assert [row["row"] for row in found] == ["FedAvg", "FedFA"]
+    for row in found:
+        assert float(row["gap"]) == pytest.approx(float(row["seen"]) - float(row["average"]), abs=1e-3)
+        clients = [float(row[name]) for name in ("fax", "phone", "scanner", "tablet")]
+        assert float(row["average"]) == pytest.approx(sum(clients) / 4, abs=1e-3)
+
+
+def test_costs_are_measured_in_processes_of_their_own(tmp_path: Path) -> None:
+    words = ["digit-sites-cost", "--seeds", "1", "--only", "FedMix,FedFA", "--rounds", "2", "split.fraction=0.2"]
+    told = fedfa(*words, "-o", tmp_path, "device=cpu")
+    assert "÷ FedAvg" in told
+    found = {row["row"]: row for row in rows(tmp_path / "tables" / "digit-sites-cost.csv")}
+    model = 4 * 62_006
+    assert float(found["FedAvg"]["bytes_up"]) == float(found["FedAvg"]["bytes_down"]) >= model
+    extra = float(found["FedFA"]["bytes_up"]) - float(found["FedAvg"]["bytes_up"])
+    assert extra == 2 * 4 * (6 + 16)  # mean and std of every channel
+    assert float(found["FedMix"]["bytes_once"]) > 0 == float(found["FedAvg"]["bytes_once"])
+    assert float(found["FedAvg"]["seconds_ratio"]) == float(found["FedAvg"]["memory_ratio"]) == 1
+    assert float(found["FedMix"]["memory"]) > 1e8
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["no-such"], "no table 'no-such'"),
+        (["office-main"], "office-main needs Office-Caltech 10 in data/office_caltech10"),
+        (["prostate-mini"], "fedfa reproduce fundus-mini"),
+        (["digit-sites", "--rule", "median"], "--rule is last, last20, best, not 'median'"),
+        (["digit-sites", "--only", "fedsomething"], "digit-sites has no row 'fedsomething'"),
+        (["digit-sites", "rouns=3"], "unknown key 'rouns'"),
+        (["digit-sites", "--table-only", "--from", "nowhere"], "there is no folder nowhere"),
+        (["digit-sites", "--tuned", "nowhere.toml"], "no file nowhere.toml"),
+    ],
+)
+def test_bad_input_is_one_line(
+    words: Sequence[str], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    output = fedfa(*words, code=2)
+    assert told in output and len(output.splitlines()) == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_run_that_fails_ends_no_other(tmp_path: Path) -> None:
+    table = tmp_path / "own.toml"
+    table.write_text(
+        "title = 'Mine'\nbase = 'digit-sites'\nseeds = 1\n"
+        "[rows]\nGood = {algorithm = 'fedavg'}\nBad = {algorithm = 'fedavg', held_out = 'nobody'}\n"
+    )
+    output = fedfa(table, "--rounds", "1", "split.fraction=0.1", "-o", tmp_path / "runs", code=2)
+    assert "1 run failed, such as Bad, seed 0" in output and "no client 'nobody'" in output
+    assert [row["seeds"] for row in rows(tmp_path / "runs" / "tables" / "own.csv")] == ["1", "0"]

@@ -1,0 +1,99 @@
+"""`fedfa tune`: the same budget for every row, judged by validation data alone, kept apart from untuned results."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import fedfa
+from fedfa import Run, UserError
+from fedfa.cli import app
+from fedfa.reproduce.play import read_tuned
+from fedfa.reproduce.table import Choice, find_table, lay_out
+from fedfa.reproduce.tune import STRENGTHS, best_of, find_target, trials, validation
+
+QUICK = ["--rounds", "1", "split.fraction=0.1", "device=cpu", "-q"]
+
+
+def command(*words: object, code: int = 0) -> str:
+    result = CliRunner().invoke(app, [str(word) for word in words])
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+def test_every_row_has_the_same_budget_and_the_same_learning_rates() -> None:
+    experiments = {cell.row: cell.experiment for cell in lay_out(find_table("office-main"), Choice(seeds=1))}
+    tried = {row: trials(experiment, row, 6, seed=3) for row, experiment in experiments.items()}
+    rates = {row: [settings.get("lr") for settings in found] for row, found in tried.items()}
+    assert all(found == rates["FedAvg"] for found in rates.values())
+    assert rates["FedAvg"][0] is None and len(set(rates["FedAvg"])) == 6
+    assert all(0.001 <= rate <= 0.1 for rate in rates["FedAvg"][1:])
+    assert tried["FedFA"] == trials(experiments["FedFA"], "FedFA", 6, seed=3)
+    assert tried["FedFA"] != trials(experiments["FedFA"], "FedFA", 6, seed=4)
+    assert {key for settings in tried["FedProx"] for key in settings} == {"lr", "algorithm.mu"}
+
+
+def test_every_strength_is_a_setting_and_every_draw_is_valid() -> None:
+    for component, known in STRENGTHS.items():
+        for name in known:
+            experiment = fedfa.load("digit-sites", {component: name})
+            for settings in trials(experiment, name, 20, seed=0):
+                assert fedfa.load(experiment, settings)
+
+
+def test_combined_methods_have_both_strengths() -> None:
+    experiment = fedfa.load("digit-sites", {"algorithm": "fedfa", "augmentation": "mixup"})
+    assert set(trials(experiment, "both", 2, 0)[1]) == {"lr", "algorithm.p", "augmentation.alpha"}
+
+
+def test_test_data_are_not_looked_at(hand_made: Callable[..., Run]) -> None:
+    run = hand_made("run", [{"north": 0.9}, {"north": 0.1}], [{"north": 0.2}, {"north": 0.4}])
+    assert validation(run) == pytest.approx(0.3)
+    with pytest.raises(UserError, match="no validation data"):
+        validation(hand_made("none", [{"north": 0.9}]))
+
+
+def test_the_best_is_the_first_of_equals() -> None:
+    means = {("A", 0): 0.5, ("A", 1): 0.7, ("A", 2): 0.7}
+    assert best_of("A", [{}, {}, {}], means) == 1
+
+
+def test_tuned_settings_are_used_and_kept_apart(tmp_path: Path) -> None:
+    told = command("tune", "digit-sites", "--trials", "2", "--only", "FedFA", *QUICK, "-o", tmp_path)
+    path = tmp_path / "tuned" / "digit-sites.toml"
+    assert str(path) in told and "as it stands" in told
+    found = tomllib.loads(path.read_text())
+    assert found["table"] == "digit-sites" and found["trials"] == 2
+    assert {row: len(tried) for row, tried in found["tried"].items()} == {"FedAvg": 2, "FedFA": 2}
+    for row, tried in found["tried"].items():
+        best = max(tried, key=lambda settings: settings["validation"])
+        assert found["rows"][row] == {key: value for key, value in best.items() if key != "validation"}
+    before = set(tmp_path.iterdir())
+    command("tune", "digit-sites", "--trials", "2", "--only", "FedFA", *QUICK, "-o", tmp_path)
+    assert set(tmp_path.iterdir()) == before  # what was tried is not tried again
+    words = ["digit-sites", "--seeds", "1", "--only", "FedFA", *QUICK, "-o", tmp_path]
+    assert "tuned on validation data" in command("reproduce", *words, "--tuned", path)
+    assert "tuned on validation data" not in command("reproduce", *words)
+    assert {"digit-sites.md", "digit-sites-tuned.md"} <= {file.name for file in (tmp_path / "tables").iterdir()}
+
+
+def test_an_experiment_is_a_table_of_one_row(tiny_file: Path) -> None:
+    assert list(find_target("phantom-sites").rows) == ["fedfa"]
+    assert list(find_target(str(tiny_file)).rows) == ["fedavg"]
+    assert find_target("digit-sites") == find_table("digit-sites")
+
+
+def test_settings_for_another_table_are_refused(tmp_path: Path) -> None:
+    table, path = find_table("digit-sites"), tmp_path / "tuned.toml"
+    path.write_text('table = "digit-sites"\nvariant = "paper"\n[rows.FedAvg]\nlr = 0.1\n')
+    assert read_tuned(path, table, "", ["FedAvg"]) == {"FedAvg": {"lr": 0.1}}
+    with pytest.raises(UserError, match="no settings for FedFA"):
+        read_tuned(path, table, "", ["FedAvg", "FedFA"])
+    with pytest.raises(UserError, match="tuned for variant 'paper', not 'code'"):
+        read_tuned(path, table, "code", ["FedAvg"])
+    with pytest.raises(UserError, match="tuned for table 'digit-sites', not 'office-main'"):
+        read_tuned(path, find_table("office-main"), "", ["FedAvg"])

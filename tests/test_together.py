@@ -1,0 +1,115 @@
+"""Many runs at once: done ones are taken as they are, a failing one ends no other, Ctrl-C leaves checkpoints."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fedfa
+from fedfa import Run, UserError
+from fedfa.server import Record, Watcher
+from fedfa.together import run_together
+
+
+class Counting(Watcher):
+    """Counts what it is told."""
+
+    def __init__(self) -> None:
+        self.started: list[int] = []
+        self.rounds: list[int] = []
+
+    def run_started(self, run: Run, round: int) -> None:
+        self.started.append(round)
+
+    def round_done(self, record: Record) -> None:
+        self.rounds.append(record.round)
+
+
+def small(**settings: Any) -> fedfa.Experiment:
+    return fedfa.load("digit-sites", {"rounds": 2, "device": "cpu", "split.fraction": 0.1, **settings})
+
+
+def test_one_after_another(tiny: dict[str, Any], tmp_path: Path) -> None:
+    experiments = [fedfa.load(tiny, {"seed": seed}) for seed in range(3)]
+    done = fedfa.run(experiments[2], root=tmp_path)
+    watchers: dict[int, Counting] = {}
+
+    def watch(experiment: fedfa.Experiment) -> Watcher:
+        return watchers.setdefault(experiment.seed, Counting())
+
+    ended = list(run_together(experiments, root=tmp_path, watch=watch))
+    assert [experiment.seed for experiment, _ in ended] == [2, 0, 1]  # what is done comes first
+    assert isinstance(ended[0][1], Run) and ended[0][1].folder == done.folder
+    assert sorted(watchers) == [0, 1]
+    assert watchers[0].rounds == [1, 2, 3]
+    assert all(isinstance(run, Run) and run.done for _, run in ended)
+
+
+def test_a_failing_run_ends_no_other(tiny: dict[str, Any], tmp_path: Path) -> None:
+    experiments = [fedfa.load(tiny, {"held_out": "nobody"}), fedfa.load(tiny)]
+    (_, failed), (_, run) = run_together(experiments, root=tmp_path, watch=lambda _: Watcher())
+    assert isinstance(failed, UserError) and "nobody" in str(failed)
+    assert isinstance(run, Run)
+
+
+def test_processes_give_the_same_numbers(tmp_path: Path) -> None:
+    good, bad = small(), small(held_out="nobody")
+    watcher = Counting()
+    found = run_together([good, bad], root=tmp_path / "apart", watch=lambda _: watcher, at_once=2)
+    ended = {experiment.title: outcome for experiment, outcome in found}
+    assert isinstance(ended[bad.title], UserError) and "nobody" in str(ended[bad.title])
+    run = ended[good.title]
+    assert isinstance(run, Run) and run.done
+    assert (watcher.started, watcher.rounds) == ([0], [1, 2])
+    alone = fedfa.run(good, root=tmp_path / "alone")
+    assert [line["test"] for line in run.metrics] == [line["test"] for line in alone.metrics]
+
+
+SCRIPT = """
+import sys
+from pathlib import Path
+import fedfa
+from fedfa.server import Watcher
+from fedfa.together import run_together
+if __name__ == "__main__":
+    root = Path(sys.argv[1])
+    experiments = [fedfa.load("digit-sites", {"rounds": 10_000, "seed": seed}) for seed in range(2)]
+    for _ in run_together(experiments, root=root, watch=lambda _: Watcher(), at_once=2):
+        pass
+"""
+
+
+def test_ctrl_c_ends_all_processes_with_checkpoints(
+    tmp_path: Path, spawn: Callable[..., Any], wait_for: Callable[..., None]
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    process = spawn([sys.executable, str(script), str(tmp_path / "runs")])
+
+    def both_play() -> bool:
+        metrics = list((tmp_path / "runs").glob("*/metrics.jsonl"))
+        return len(metrics) == 2 and all(path.read_text().count("\n") > 1 for path in metrics)
+
+    wait_for(both_play)
+    process.send_signal(signal.SIGINT)
+    _, told = process.communicate(timeout=60)
+    assert "KeyboardInterrupt" in told  # of the script, which does not catch it
+    assert told.count("Traceback") == 1
+    runs = [Run(path.parent) for path in (tmp_path / "runs").glob("*/experiment.toml")]
+    assert len(runs) == 2
+    for run in runs:
+        assert run.rounds in run.restarts()
+    before = [run.rounds for run in runs]
+    time.sleep(1)
+    assert [run.rounds for run in runs] == before  # nobody works on
+
+
+@pytest.mark.parametrize("at_once", [0, 2])
+def test_nothing_to_do(at_once: int, tmp_path: Path) -> None:
+    assert list(run_together([], root=tmp_path, watch=lambda _: Watcher(), at_once=at_once)) == []
