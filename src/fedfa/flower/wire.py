@@ -94,10 +94,13 @@ class RequestHead(Head):
 
 
 class Metrics(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    """A model on one split of a site."""
 
-    metric: float
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, ser_json_inf_nan="constants")
+
+    metric: Annotated[float, Field(ge=0, le=1)]
     loss: float
+    """Not finite where a model has diverged."""
     samples: Count
 
 
