@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import socket
 import stat
 import subprocess
@@ -322,3 +323,23 @@ print([name for name in ("torch", "pydantic", "sklearn", "safetensors") if name 
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+# The guide
+
+DOCS = Path(__file__).parents[2] / "docs" / "flower.md"
+
+
+def test_the_guides_commands_are_there() -> None:
+    lines = re.findall(r"^    fedfa (flower .*?)(?:  +#.*)?$", DOCS.read_text(), flags=re.MULTILINE)
+    assert len(lines) >= 10
+    for line in lines:
+        _, command, *words = line.split()
+        told = flower(command, "--help")
+        for option in (word for word in words if word.startswith("--")):
+            assert option in told, line
+
+
+def test_the_guides_example() -> None:
+    (block,) = re.findall(r"```python\n(.*?)```", DOCS.read_text(), flags=re.DOTALL)
+    exec(compile(block, "flower.md", "exec"), {})

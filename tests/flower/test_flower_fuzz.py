@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import socket
 import struct
 import threading
@@ -16,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedfa.flower.parcel import MOST_BYTES, STYPE, Malformed, Parcel
-from fedfa.flower.wire import Reply, ReplyHead, Request, RequestHead, pack, unpack
+from fedfa.flower.wire import Metrics, Reply, ReplyHead, Request, RequestHead, pack, unpack
 
 TENSORS = {"model/w": torch.arange(6.0).reshape(2, 3), "means/m": torch.ones(2), "loss": torch.tensor(0.5)}
 HEAD = ReplyHead(kind="train", run="run", round=1, site="north", weight=1, steps=2)
@@ -115,6 +116,17 @@ def test_tensors_come_back_as_they_were() -> None:
     assert found.keys() == tensors.keys()
     for name, tensor in tensors.items():
         assert found[name].dtype == tensor.dtype and torch.equal(found[name], tensor)
+
+
+def test_the_loss_of_a_model_that_diverged_comes_through_and_an_impossible_metric_does_not() -> None:
+    losses = {"test": math.inf, "val": math.nan}
+    scores = {split: Metrics(metric=0.1, loss=loss, samples=3) for split, loss in losses.items()}
+    found = Reply.of(Reply(HEAD.model_copy(update={"scores": scores})).parcel()).scores()
+    assert found["test"].loss == math.inf and math.isnan(found["val"].loss)
+    for metric in ("NaN", "Infinity", "1.5", "-0.1", "true", "null"):
+        text = Reply(HEAD.model_copy(update={"scores": scores})).parcel().head.replace("0.1", metric)
+        with pytest.raises(Malformed, match="metric"):
+            Reply.of(Parcel(text))
 
 
 # Over a socket

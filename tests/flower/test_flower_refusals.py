@@ -170,7 +170,7 @@ JOINS: dict[str, tuple[Change, str]] = {
     "a name that is not in the run": (lambda h, t: h.update(site="east"), "east is not among this run's sites"),
     "a name that is taken": (lambda h, t: h.update(site="north"), "another node is north already"),
     "nothing of its data": (lambda h, t: h.update(facts=None), "it says nothing of its data"),
-    "a refusal": (lambda h, t: h.update(refused="no"), "no"),
+    "a refusal": (lambda h, t: h.update(refused="no\n\x1b[31m"), "no  [31m"),
     "tensors": (lambda h, t: t.update(a=torch.zeros(1)), "bytes, more than 0"),
 }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from torch import Tensor
 
@@ -15,7 +15,7 @@ from fedfa.engines.base import Refused, Score
 from fedfa.engines.client import Broadcast
 from fedfa.flower.parcel import MOST_BYTES, Malformed, Parcel
 from fedfa.flower.post import Answer, Post
-from fedfa.flower.roster import Roster
+from fedfa.flower.roster import Listener, Roster
 from fedfa.flower.settings import Settings
 from fedfa.flower.wire import Kind, Reply, RequestHead, broadcast_blob, pack
 from fedfa.reduction import Update
@@ -24,10 +24,6 @@ from fedfa.state import size_in_bytes
 T = TypeVar("T")
 SLACK = 1 << 20
 """Bytes that a reply may take besides its tensors: names and shapes."""
-
-
-class Notices(Protocol):
-    def noticed(self, line: str) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -56,11 +52,11 @@ class Flower:
         weighting: str,
         run: str,
         experiment: str,
-        notices: Notices,
+        listener: Listener,
     ) -> None:
         self._post, self._roster, self._settings, self._algorithm = post, roster, settings, algorithm
         self._training, self._weighting, self._run, self._experiment = training, weighting, run, experiment
-        self._notices = notices
+        self._listener = listener
         self._holds: dict[str, str] = {}
         """Which constants a site is known to have kept."""
         self._scores: tuple[int, dict[str, dict[Split, Score]]] = (-1, {})
@@ -70,7 +66,7 @@ class Flower:
         for name, reply in self._replies("share", broadcast, names, MOST_BYTES):
             share = reply if isinstance(reply, str) else _read(reply.share)
             if isinstance(share, str):
-                self._notices.noticed(f"{name} shares nothing: {share}")
+                self._listener.noticed(f"{name} shares nothing: {share}")
             else:
                 shares[name] = share
         yield from sorted(shares.items())  # what is gathered stands in the order of names
@@ -91,7 +87,7 @@ class Flower:
                 if isinstance(reply, Reply):
                     found[name] = reply.scores()
                 else:
-                    self._notices.noticed(f"{name} is not evaluated in round {broadcast.round}: {reply}")
+                    self._listener.noticed(f"{name} is not evaluated in round {broadcast.round}: {reply}")
             self._scores = broadcast.round, found
         scores = self._scores[1]
         return {name: scores[name][split] for name in names if split in scores.get(name, ())}

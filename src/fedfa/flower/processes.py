@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shlex
 import signal
@@ -63,6 +64,7 @@ def run_server(server: Path, host: str, port: int) -> int:
 
 def run_site(folder: Path) -> int:
     """A site, in the foreground: its worker in this process, and its SuperNode beside it; the SuperNode's exit code."""
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
     settings = read_site(folder)
     if not settings.superlink:
         raise UserError(f'{folder / "site.toml"} does not say where the server is: superlink = "HOST:PORT"')

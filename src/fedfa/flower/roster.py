@@ -77,7 +77,7 @@ class Roster:
             if now > remind:
                 remind = now + REMIND
                 self._listener.noticed(f"{len(here)} of {wanted} sites are in; waiting {end - now:.0f} s for {missing}")
-            time.sleep(min(0.2, limit / 10))
+            time.sleep(min(1.0, limit / 10))
 
     def _ask(self, nodes: Sequence[int]) -> None:
         now = time.monotonic()

@@ -87,6 +87,7 @@ class Site:
             log.exception("the request could not be answered")
             reply = self._refusal(request, f"it failed with {type(error).__name__}; the site's log says why")
         self.audit.write(reply)
+        log.info("%s, round %d: answered", request.head.kind, request.head.round)
         return reply.parcel()
 
     def _answer(self, request: Request) -> Reply:

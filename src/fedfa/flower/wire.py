@@ -8,7 +8,7 @@ from typing import Annotated, Literal, TypeVar
 
 import safetensors.torch
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
 import fedfa
@@ -19,13 +19,19 @@ from fedfa.flower.parcel import MOST_BYTES, Malformed, Parcel
 from fedfa.reduction import Report, Update
 from fedfa.state import group
 
+
+def one_line(text: str) -> str:
+    """Text from outside as it may be shown: one line, no control characters, not long."""
+    return "".join(letter if letter.isprintable() else " " for letter in text)[:300]
+
+
 Kind = Literal["join", "share", "train", "evaluate"]
 TYPES: dict[Kind, str] = {"join": "query.join", "share": "query.share", "train": "train", "evaluate": "evaluate"}
 """Flower's names for our kinds of messages."""
 
 Name = Annotated[str, Field(pattern=r"^\w[\w.-]{0,99}$")]
 """A site's name, a run's: folders are named by them."""
-Line = Annotated[str, Field(max_length=500)]
+Line = Annotated[str, Field(max_length=500), AfterValidator(one_line)]
 Count = Annotated[int, Field(ge=0, le=1 << 53)]
 H = TypeVar("H", bound="Head")
 
@@ -94,10 +100,13 @@ class RequestHead(Head):
 
 
 class Metrics(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    """A model on one split of a site."""
 
-    metric: float
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, ser_json_inf_nan="constants")
+
+    metric: Annotated[float, Field(ge=0, le=1)]
     loss: float
+    """Not finite where a model has diverged."""
     samples: Count
 
 
@@ -212,11 +221,6 @@ def unpack(data: bytes, most: int) -> dict[str, Tensor]:
     except Exception as error:  # whatever a damaged blob gives
         raise Malformed(f"its tensors cannot be read: {one_line(str(error))}") from None
     return dict(sorted(tensors.items()))  # the reader's order changes from process to process
-
-
-def one_line(text: str) -> str:
-    """Text from outside as it may be shown: one line, no control characters, not long."""
-    return "".join(letter if letter.isprintable() else " " for letter in text)[:300]
 
 
 def _prefixed(**groups: Mapping[str, Tensor]) -> dict[str, Tensor]:
