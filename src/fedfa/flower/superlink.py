@@ -56,7 +56,7 @@ def main() -> None:
         return app
 
     link.create_app = create_guarded  # where `flower_superlink` looks for it
-    sql_mixin.SQLITE_PRAGMAS = (*sql_mixin.SQLITE_PRAGMAS, ("busy_timeout", str(1000 * WRITE_WAIT)))  # the last counts
+    vars(sql_mixin)["SQLITE_PRAGMAS"] += (("busy_timeout", str(1000 * WRITE_WAIT)),)  # the last one counts
     flower_superlink()
 
 
