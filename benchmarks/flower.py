@@ -41,20 +41,29 @@ LENET: dict[str, Any] = {
 ALEXNET: dict[str, Any] = {**LENET, "name": "large", "network": "alexnet", "batch_size": 4, "clip": 0.0}
 
 
-def main(quick: bool) -> None:
+def main(quick: bool, only: str | None) -> None:
     rounds = 3 if quick else 6
-    small = fedfa.load(LENET, {"rounds": rounds})
-    sites = ("phone", "scanner", "tablet")
-    warm, cold = (seconds(small, sites, {}, worker) for worker in (True, False))
-    here = in_one_process(small, sites, {})
+    if only != "large":
+        small(rounds)
+    if only != "small":
+        large(rounds)
+
+
+def small(rounds: int) -> None:
+    config, sites = fedfa.load(LENET, {"rounds": rounds}), ("phone", "scanner", "tablet")
+    warm, cold = (seconds(config, sites, {}, worker) for worker in (True, False))
+    here = in_one_process(config, sites, {})
     print(f"LeNet, 3 sites: {warm:.1f} s a round with workers, {cold:.1f} s without, {here:.2f} s in one process")
+
+
+def large(rounds: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         names = tuple(f"site-{number}" for number in range(10))
         for number, name in enumerate(names):
             write_images(Path(folder) / name, name, number)
         paths = {name: str(Path(folder) / name) for name in names}
-        large = fedfa.load(ALEXNET, {"rounds": rounds, "source": {"name": "image_folders", "size": 256}})
-        whole, alone = seconds(large, names, paths, True), in_one_process(large, names, paths)
+        config = fedfa.load(ALEXNET, {"rounds": rounds, "source": {"name": "image_folders", "size": 256}})
+        whole, alone = seconds(config, names, paths, True), in_one_process(config, names, paths)
         share = f"{1 - alone / whole:.0%} is Flower's own"
         print(f"AlexNet, 10 sites: {whole:.1f} s a round, {alone:.1f} s in one process: {share}")
 
@@ -139,4 +148,6 @@ def _median(run: Run) -> float:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="What a real federation costs.")
     parser.add_argument("--quick", action="store_true", help="fewer rounds")
-    main(parser.parse_args().quick)
+    parser.add_argument("--only", choices=["small", "large"], help="one of the two")
+    given = parser.parse_args()
+    main(given.quick, given.only)

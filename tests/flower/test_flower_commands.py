@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 import socket
+import sqlite3
 import stat
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import threading
 import tomllib
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -24,16 +26,16 @@ from cryptography.hazmat.primitives.serialization import load_ssh_private_key, l
 from flwr.cli.build import build_fab_from_disk
 from flwr.cli.config_utils import load_and_validate
 from hospitals import Quiet, federate, grid_of, settings
+from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
 
 import fedfa
 from fedfa.errors import UserError
 from fedfa.files import read_tensors
-from fedfa.flower import server_app
+from fedfa.flower import server_app, superlink
 from fedfa.flower.parcel import Parcel
 from fedfa.flower.processes import LocalFederation, read_site
 from fedfa.flower.settings import Settings, SiteSettings
-from fedfa.flower.superlink import ControlFromHere
 from fedfa.flower.worker import ask, serve, work
 
 with warnings.catch_warnings():
@@ -136,8 +138,24 @@ def test_controls_are_for_the_server_itself(path: str, client: str, status: int)
         sent.append(message)
 
     scope = {"type": "http", "path": path, "client": (client, 4000), "server": ("192.0.2.1", 8000), "headers": []}
-    asyncio.run(ControlFromHere(inner)(scope, None, send))  # type: ignore[arg-type]
+    asyncio.run(superlink.ControlFromHere(inner)(scope, None, send))  # type: ignore[arg-type]
     assert sent[0]["status"] == status
+
+
+def test_the_superlink_starts_guarded_and_its_database_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    from flwr.supercore import sql_mixin
+    from flwr.superlink import cli
+    from flwr.superlink import main as link
+
+    started: list[Any] = []
+    monkeypatch.setattr(sql_mixin, "SQLITE_PRAGMAS", sql_mixin.SQLITE_PRAGMAS)
+    monkeypatch.setattr(link, "create_app", lambda *_: Starlette())
+    monkeypatch.setattr(cli, "flower_superlink", lambda: started.append(link.create_app()))
+    superlink.main()
+    assert [middleware.cls for middleware in started[0].user_middleware] == [superlink.ControlFromHere]
+    with closing(sqlite3.connect(":memory:")) as connection:
+        sql_mixin._set_sqlite_pragmas(connection, None)
+        assert connection.execute("PRAGMA busy_timeout").fetchone() == (1000 * superlink.WRITE_WAIT,)
 
 
 def test_flowers_interfaces_are_where_we_think() -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
@@ -162,6 +163,24 @@ def test_a_reply_that_flower_cannot_put_together_harms_nobody_else(tmp_path: Pat
     grid.pull_messages = pull_messages  # type: ignore[method-assign]
     run = federate(tmp_path, EXPERIMENT, grid)
     assert run.metrics[0]["refused"] == {"south": "its message cannot be read"}
+
+
+def test_a_superlink_that_is_too_busy_is_asked_again(tmp_path: Path) -> None:
+    grid = grid_of(tmp_path)
+    pull, refused = grid.pull_messages, iter([503, 500])
+
+    def pull_messages(ids: list[str]) -> Any:
+        code = next(refused, None)
+        if code is not None:
+            request = httpx.Request("POST", "https://127.0.0.1/v1/runtime/pull-messages")
+            raise httpx.HTTPStatusError("busy", request=request, response=httpx.Response(code))
+        return pull(ids)
+
+    grid.pull_messages = pull_messages  # type: ignore[method-assign]
+    assert federate(tmp_path, EXPERIMENT, grid).metrics[0]["refused"] == {}
+    refused = iter([403])
+    with pytest.raises(httpx.HTTPStatusError):
+        federate(tmp_path / "again", EXPERIMENT, grid)
 
 
 JOINS: dict[str, tuple[Change, str]] = {

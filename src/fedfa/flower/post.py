@@ -72,7 +72,11 @@ class Post:
             return []
         try:
             return [(reply.metadata.reply_to_message_id, reply) for reply in self.grid.pull_messages(ids)]
-        except httpx.HTTPError:  # the SuperLink, not a reply
+        except httpx.HTTPStatusError as error:
+            if error.response.status_code < httpx.codes.INTERNAL_SERVER_ERROR:
+                raise
+            return []  # the SuperLink is too busy: look again, until the time is up
+        except httpx.HTTPError:  # it is gone
             raise
         except Exception:
             if len(ids) == 1:

@@ -3,6 +3,9 @@
 Flower 1.41 serves three interfaces on one port: for sites (Fleet), operators (Control) and ServerApps (Runtime). It
 asks sites for their keys, but whoever reaches the port may start runs, and a run may bring code that the sites then
 execute. So what is not for sites is answered here only where the request comes from this machine.
+
+Its database is SQLite, which lets one write at a time, and Flower gives up after five seconds of waiting: ten sites
+that sent 50 MB each at the same time lost messages that way. Here they wait longer.
 """
 
 from __future__ import annotations
@@ -14,6 +17,8 @@ from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 FOR_SITES = "/v1/fleet/"
+WRITE_WAIT = 300
+"""Seconds that a write to the database waits for others."""
 
 
 class ControlFromHere:
@@ -39,6 +44,7 @@ def from_here(scope: Scope) -> bool:
 
 def main() -> None:
     """As `flower-superlink`, with its arguments."""
+    from flwr.supercore import sql_mixin
     from flwr.superlink import main as link
     from flwr.superlink.cli import flower_superlink
 
@@ -50,6 +56,7 @@ def main() -> None:
         return app
 
     link.create_app = create_guarded  # where `flower_superlink` looks for it
+    vars(sql_mixin)["SQLITE_PRAGMAS"] += (("busy_timeout", str(1000 * WRITE_WAIT)),)  # the last one counts
     flower_superlink()
 
 
