@@ -10,9 +10,10 @@ import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-# Set before flwr is imported, which reads them then: nothing is sent to anyone but the federation's own server.
-os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
-os.environ.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")
+SILENT = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
+"""Nothing is sent to anyone but the federation's own server. Set before flwr is imported, which reads them then."""
+for _name, _value in SILENT.items():
+    os.environ.setdefault(_name, _value)
 
 _HOMES = {"FedFA": "fedfa.flower.strategy", "pack": "fedfa.flower.strategy", "unpack": "fedfa.flower.strategy"}
 

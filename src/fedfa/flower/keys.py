@@ -15,6 +15,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedfa.errors import UserError
+from fedfa.flower import SILENT
 from fedfa.flower.settings import NAME
 
 AUTHORITY_DAYS, SERVER_DAYS = 3650, 825
@@ -56,18 +57,19 @@ def make_keys(folder: Path, sites: Sequence[str], host: str, port: int) -> list[
 def instructions(folder: Path, sites: Sequence[str], port: int) -> list[str]:
     """What the parties of a federation type, in its order."""
     server = folder / "server"
-    home = f"FLWR_HOME={server / 'flower'}"
+    quiet = " ".join(f"{name}={value}" for name, value in SILENT.items())
     return [
         f"Keep {folder / 'ca.key'} off line: whoever has it can pose as the server.",
         "",
         "At the server, once and for as long as the federation lives:",
         "  " + " ".join(["fedfa flower server", str(server), "--host 0.0.0.0", f"--port {port}"]),
-        "At the server, once a site:",
-        *(f"  {home} flwr supernode register {folder / 'sites' / name / 'site.pub'} --name {name}" for name in sites),
+        "At the server, in the shell where runs are started, and then once a site:",
+        f"  export FLWR_HOME={(server / 'flower').absolute()} {quiet}",
+        *(f"  flwr supernode register {folder / 'sites' / name / 'site.pub'} --name {name}" for name in sites),
         "At a site, after its folder has been brought there by a safe way and its site.toml says where the data are:",
         *(f"  fedfa flower site {folder / 'sites' / name}" for name in sites),
         "At the server, for every run of the app that `fedfa flower new` makes:",
-        f"  {home} flwr run APP --stream",
+        "  flwr run APP --stream",
     ]
 
 

@@ -24,6 +24,7 @@ import tomli_w
 
 from fedfa.errors import UserError
 from fedfa.files import write_text
+from fedfa.flower import SILENT
 from fedfa.flower.keys import CONNECTION
 from fedfa.flower.settings import SiteSettings
 
@@ -36,8 +37,7 @@ GRACE = 10.0
 def environment(home: Path) -> dict[str, str]:
     """For Flower's processes: nothing is sent elsewhere, and their helpers are found beside this Python."""
     path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
-    silent = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
-    return {**QUICK, **os.environ, **silent, "PATH": path, "FLWR_HOME": str(home.absolute())}
+    return {**QUICK, **os.environ, **SILENT, "PATH": path, "FLWR_HOME": str(home.absolute())}
 
 
 def superlink_command(server: Path, host: str, port: int) -> list[str]:
