@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -170,3 +171,25 @@ def test_a_supernode_is_killed_in_a_round_and_let_in_again(federation: Federatio
     assert run.done, federation.log("run")[-3000:]
     assert all(set(line["refused"]) <= {"south"} for line in run.metrics)
     assert "south" in run.metrics[0]["test"]["clients"]
+
+
+def test_a_federation_to_try_out(tmp_path: Path) -> None:
+    def fedfa_flower(*words: str, code: int = 0) -> str:
+        command = [sys.executable, "-m", "fedfa", "flower", *words]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=PATIENCE, check=False)
+        assert done.returncode == code, done.stderr
+        return done.stdout
+
+    try:
+        told = fedfa_flower("up", "try", "digit-sites", "rounds=1", "threads=1", "--sites", "3", "--local")
+        assert "end:    fedfa flower down try" in told
+        fedfa_flower("up", "try", "--local", code=2)
+        fedfa_flower("run", "try")
+        (run,) = (tmp_path / "try" / "runs").iterdir()
+        assert "round 1 of 1, complete" in fedfa_flower("status", str(run))
+        assert "train, round 1" in fedfa_flower("audit", "try/keys/sites/phone")
+        assert fedfa_flower("down", "try") == "ended: server, phone, scanner, tablet\n"
+        fedfa_flower("up", "try", "--local")  # and up again, with the keys that are there
+    finally:
+        fedfa_flower("down", "try")
+    assert not LocalFederation(tmp_path / "try").processes

@@ -44,7 +44,7 @@ def up(folder: Path, config: Experiment, sites: str, port: int) -> Iterator[str]
         raise
     yield f"sites {', '.join(names)} are up; logs are in {folder / 'logs'}"
     yield f"run:    fedfa flower run {folder}"
-    yield f"watch:  fedfa flower status {folder / 'runs' / config.title} --watch"
+    yield f"watch:  fedfa flower status {folder / 'runs'}/* --watch"
     yield f"end:    fedfa flower down {folder}"
 
 
