@@ -41,7 +41,7 @@ os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 other: rounds of small networks took up to a third longer."""
 
 MOST_LANES = 10
-"""Lanes unless it is said how many. At 50 clients of five small steps each, 16 were a twentieth faster and 25 no faster;
+"""Lanes unless it is said how many. At 50 clients of five small steps each, 16 were a twentieth faster, 25 no faster;
 every lane takes a model's memory."""
 OFTEN = 4
 """Times that a batch size comes before it is captured: a capture costs a few eager steps."""
