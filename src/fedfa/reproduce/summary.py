@@ -81,7 +81,11 @@ def summary_of(run: Run) -> RunSummary:
 
 def _thinned(line: Mapping[str, Any], detailed: bool) -> dict[str, Any]:
     kept: dict[str, Any] = {key: line[key] for key in ("round", "seconds") if key in line}
-    kept |= {"loss": _round(line["loss"]), "clients": list(line["clients"]), "refused": dict(line.get("refused", {}))}
+    kept |= {
+        "loss": _round(line["loss"]),
+        "clients": ["?"] * len(line["clients"]),
+        "refused": dict(line.get("refused", {})),
+    }
     kept |= {key: line[key] for key in ("bytes_up", "bytes_down") if key in line}
     for split in ("val", "test"):
         if split in line:
