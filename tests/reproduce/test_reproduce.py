@@ -14,6 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedfa.cli import app
+from fedfa.reproduce.render import _parts
 
 SMALL = ["--seeds", "2", "--rounds", "3", "split.fraction=0.2", "device=cpu"]
 
@@ -192,3 +193,9 @@ def test_a_run_that_fails_ends_no_other(tmp_path: Path) -> None:
     output = fedfa(table, "--rounds", "1", "split.fraction=0.1", "-o", tmp_path / "runs", code=2)
     assert "1 run failed, such as Bad, seed 0" in output and "no client 'nobody'" in output
     assert [row["seeds"] for row in rows(tmp_path / "runs" / "tables" / "own.csv")] == ["1", "0"]
+
+
+def test_a_table_that_is_too_wide_comes_in_parts() -> None:
+    assert _parts([6, 5, 10, 10, 10], 200) == [[1, 2, 3, 4]]
+    assert _parts([6, 5, 10, 10, 10], 30) == [[1, 2], [3, 4]]
+    assert _parts([6, 50, 50], 30) == [[1], [2]]
