@@ -199,3 +199,19 @@ def test_a_table_that_is_too_wide_comes_in_parts() -> None:
     assert _parts([6, 5, 10, 10, 10], 200) == [[1, 2, 3, 4]]
     assert _parts([6, 5, 10, 10, 10], 30) == [[1, 2], [3, 4]]
     assert _parts([6, 50, 50], 30) == [[1], [2]]
+
+
+def test_data_that_cannot_be_read_are_told_of_once(tmp_path: Path) -> None:
+    (tmp_path / "pictures").mkdir()
+    output = fedfa("office-main", "--data", tmp_path / "pictures", "-o", tmp_path / "runs", code=2)
+    assert len(output.splitlines()) == 1 and "office_caltech10" in output
+    assert not (tmp_path / "runs").exists()
+
+
+def test_rows_that_are_the_same_are_run_once(tmp_path: Path) -> None:
+    table = tmp_path / "own.toml"
+    table.write_text("title = 'Mine'\nbase = 'digit-sites'\nseeds = 1\n[rows]\nA = {}\nB = {}\n")
+    told = fedfa(table, "--rounds", "1", "split.fraction=0.1", "device=cpu", "-o", tmp_path / "runs")
+    assert "runs 0/1" in told
+    one, other = rows(tmp_path / "runs" / "tables" / "own.csv")
+    assert one["average"] == other["average"] and float(other["difference"]) == 0

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -189,7 +190,8 @@ def find_summaries(folder: Path) -> dict[str, Run | RunSummary]:
             inner.clear()  # checkpoints and the like
             if "done" in files:
                 run = find_run(place)
-                found.append((identity(run.experiment), run))
+                with suppress(UserError):  # an experiment whose algorithm, say, is not known here is none of ours
+                    found.append((identity(run.experiment), run))
             continue
         for name in files:
             if name.endswith(".json"):
