@@ -60,16 +60,16 @@
     for (const { target } of entries) if (target.seen && Math.abs(target.clientWidth - (target.drawn || 0)) > 1) target.show();
   });
 
-  function chart(box, draw, table) {
+  function chart(box, draw, tabulate) {
     const plot = find('.plot', box);
     const live = html('p', { class: 'hidden', 'aria-live': 'polite' });
     box.append(live);
     const details = html('details', { class: 'data' }, html('summary', {}, 'Numbers as a table'));
     const holder = html('div', { class: 'scroll', tabindex: 0, role: 'region', 'aria-label': 'Numbers of the chart' });
     details.append(holder);
-    const write = () => { if (details.open) holder.replaceChildren(table()); };
+    const write = () => { if (details.open) holder.replaceChildren(tabulate()); };
     details.addEventListener('toggle', write);
-    if (table) box.append(details);
+    box.append(details);
     plot.show = () => {
       plot.seen = true;
       plot.drawn = plot.clientWidth;
@@ -554,7 +554,11 @@
       }));
       made.across = across;
       return made;
-    }, null));
+    }, () => {
+      const found = field();
+      return table(`${statistic.value}, ${layer.value}: channels by round`, ['channel', ...(found ? found.rounds.map(String) : [])],
+        found ? found.rows.map((row) => [String(found.channel(row)), ...found.rounds.map((_, at) => digits4(found.value(row, at)))]) : []);
+    }));
     const quantiles = ['lowest', '10 %', 'median', '90 %', 'highest'];
     const lineup = () => {
       const found = field();
