@@ -89,7 +89,7 @@ def test_the_same_table_from_summaries_alone(whole: Path, tmp_path: Path) -> Non
 def test_missing_runs_are_shown_as_missing(whole: Path, tmp_path: Path) -> None:
     words = ["digit-sites", "--seeds", "3", *SMALL[2:], "--table-only", "--from", whole / "summaries", "-o", tmp_path]
     told = fedfa(*words)
-    assert "3 of 9 runs are missing: FedAvg, seed 2" in told
+    assert "3 of 9 runs are missing: 'FedAvg, seed 2'" in told
     assert [(row["seeds"], row["of"]) for row in rows(tmp_path / "tables" / "digit-sites.csv")] == [("2", "3")] * 3
     told = fedfa("digit-sites", "--rounds", "4", "--table-only", "--from", whole / "summaries", "-o", tmp_path)
     assert "9 of 9 runs are missing" in told and re.search(r"FedFA +0/3 +missing", told)

@@ -233,7 +233,8 @@ def _notes(results: Results, table: Table) -> list[str]:
     missing = results.missing
     if missing:
         wanted = sum(len(series.cells) for series in results.series)
-        notes.append(f"{len(missing)} of {wanted} runs are missing: {some([label(cell) for cell in missing])}.")
+        named = some([repr(label(cell)) for cell in missing])
+        notes.append(f"{len(missing)} of {wanted} runs are missing: {named}.")
     machines = results.machines()
     if machines:
         notes.append(f"Computed on {'; '.join(machines)}.")

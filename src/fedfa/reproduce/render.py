@@ -44,7 +44,7 @@ def _scores(
 ) -> text.Table:
     rule, first = results.rule, results.table.first
     shown = results.columns if len(results.columns) <= MOST_CLIENTS else ()
-    unseen = bool(results.table.held_out)
+    unseen, many = bool(results.table.held_out), 0 if shown else len(results.columns)
     columns = [Column("", ("row",), numeric=False), Column("seeds", ("seeds", "of"))]
     columns += [Column(client, _keys(client)) for client in shown]
     columns += [Column(AVERAGE, _keys(AVERAGE)), Column(LEVEL_TEXT, (f"{AVERAGE}_low", f"{AVERAGE}_high"))]
@@ -73,7 +73,7 @@ def _scores(
             line.append(_plain(paper.average(series.name)))
         lines.append(line)
     what = f"on clients that did not take part, one held out after the other ({SEEN}: the others)" if unseen else ""
-    what = f", {what}" if what else "" if shown else f", mean over {len(results.columns)} clients"
+    what = f", {what}" if what else f", mean over {many} clients" if many else ""
     caption = (
         f"{title}{told}: test {results.metric}, %{what}. Mean ± standard deviation over "
         f"seeds and {LEVEL_TEXT} interval of the mean, by the rule '{TITLES[rule]}'; differences to {first} are paired "
@@ -94,7 +94,9 @@ def _paper(name: str, paper: PaperTable, rows: Sequence[Row]) -> text.Table:
         if row.series.name in paper.rows
     ]
     doubts = "".join(
-        f" ({entry.row or 'text'}: {entry.reason}.)" for entry in contradictions() if entry.table == paper.name
+        f" ({entry.row + ': ' if entry.row else ''}{entry.reason}.)"
+        for entry in contradictions()
+        if entry.table == paper.name
     )
     return text.Table(name, f"The paper's {paper.title}, %: single runs.{doubts}", columns, lines)
 
