@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from torch import Tensor
@@ -95,7 +96,8 @@ class Entry:
         return found
 
     def cost(self) -> dict[str, float | None]:
-        """Seconds a round and in all, bytes up and down a client and round and in all, peak memory."""
+        """Seconds a round (the median: a first round may capture graphs) and in all, bytes up and down a client and
+        round and in all, peak memory."""
         lines = self.metrics
         seconds = [line["seconds"] for line in lines if line.get("seconds") is not None]
         up = [line["bytes_up"] for line in lines if "bytes_up" in line]
@@ -106,7 +108,7 @@ class Entry:
             if "bytes_up" in line and "bytes_down" in line
         ]
         return {
-            "seconds": mean(seconds),
+            "seconds": median(seconds) if seconds else None,
             "total_seconds": sum(seconds) if seconds else None,
             "up": mean(up),
             "down": mean(down),

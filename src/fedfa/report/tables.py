@@ -241,7 +241,10 @@ def costs(panel: Panel) -> Table:
                 Cell(", ".join(hardware), (", ".join(hardware),)),
             ]
         )
-    caption = f"{panel.title}: what a run costs, means over seeds. 'Left out' are updates that the server refused."
+    caption = (
+        f"{panel.title}: what a run costs, means over seeds; seconds a round are the median round's. "
+        "'Left out' are updates that the server refused."
+    )
     return Table("costs", caption, columns, rows)
 
 
