@@ -255,7 +255,7 @@ class Worker:
     """One framework in a process of its own, told when to play a round."""
 
     def __init__(self, name: str, net: str, rounds: int) -> None:
-        self.name, self.log = name, tempfile.TemporaryFile("w+")
+        self.name, self.log = name, tempfile.TemporaryFile("w+")  # noqa: SIM115
         self.losses: list[float] = []
         self.cpu: list[float] = []
         code = f"from benchmarks import peers; peers.work({name!r}, {net!r}, {rounds})"
