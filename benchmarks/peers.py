@@ -38,6 +38,8 @@ CLIENTS, LR, SIDE = 10, 0.1, 28
 STEPS = {"LeNet": (20, 32), "two-convolution CNN": (10, 10)}
 """A client's steps in a round, and the images in each of them."""
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_USAGE_STATS_ENABLED": "0"}
+FAIR = {"OMP_NUM_THREADS": "1", "RAY_worker_niceness": "0"}
+"""One thread a process; and Ray steps back behind everyone else otherwise, which a busy machine makes it pay for."""
 HOW = "ip netns add sim; ip -n sim link set lo up; ip netns exec sim .venv/bin/python -m benchmarks.peers"
 
 
@@ -260,7 +262,7 @@ class Worker:
         self.cpu: list[float] = []
         code = f"from benchmarks import peers; peers.work({name!r}, {net!r}, {rounds})"
         root = str(Path(__file__).parents[1])
-        env = os.environ | QUIET | {"OMP_NUM_THREADS": "1", "PYTHONPATH": root}  # Ray's processes need the path too
+        env = os.environ | QUIET | FAIR | {"PYTHONPATH": root}  # Ray's processes need the path too
         begin = time.perf_counter()
         pipe = subprocess.PIPE
         command = [sys.executable, "-c", code]
