@@ -3,12 +3,19 @@
 1. A round of the sequential engine against a hand-written PyTorch loop that does the same work: the same batches,
    steps, average and evaluation, and nothing else.
 2. A training step with FFA layers against one without.
+3. Two runs of the sequential engine on two cores, one after another with one thread or with two, or side by side as
+   two processes with one thread each (`python -m benchmarks.cpu`: this part alone).
 """
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import statistics
 import tempfile
 from collections.abc import Callable
+from multiprocessing.connection import Connection
+from operator import truediv
 from pathlib import Path
 
 import torch
@@ -16,7 +23,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import fedfa
-from benchmarks.measure import ratios
+from benchmarks.measure import interleaved, ratios
+from fedfa.data.federation import ClientIndex, Federation, TaskName
 from fedfa.data.sources.digit_sites import DigitSites
 from fedfa.engines.client import Local
 from fedfa.engines.sequential import Sequential
@@ -25,9 +33,9 @@ from fedfa.layers import ffa as ffa_module
 from fedfa.layers.ffa import FFA
 from fedfa.layers.randomness import Draws
 from fedfa.memory import Memory
-from fedfa.nets import AlexNet, LeNet
+from fedfa.nets import AlexNet, LeNet, ResNet18, UNet
 from fedfa.server import Plan, Watcher, first_state, play_round
-from fedfa.task import Classification
+from fedfa.task import Classification, Segmentation, Task
 
 ROUND_LIMIT, LAYER_LIMIT = 1.05, 0.15
 
@@ -122,6 +130,81 @@ def layer_cost(network: Callable[..., nn.Module], batch: int, pixels: int, repea
     return {name: ratio - 1 for name, ratio in found.items()}
 
 
+CASES: dict[str, tuple[Callable[..., nn.Module], int, int, int]] = {
+    "LeNet, 32 × 28 px": (LeNet, 32, 28, 10),
+    "LeNet, 128 × 28 px": (LeNet, 128, 28, 4),
+    "ResNet-18, 10 × 32 px": (ResNet18, 10, 32, 1),
+    "U-Net, 16 × 64 px": (UNet, 16, 64, 1),
+    "AlexNet, 32 × 256 px": (AlexNet, 32, 256, 1),
+}
+"""Network, batch size, side, and the steps of a round."""
+
+
+def serve(case: str, threads: int, orders: Connection) -> None:
+    """A process that plays as many rounds as it is told to."""
+    torch.set_num_threads(threads)
+    torch.manual_seed(0)
+    network, batch, side, steps = CASES[case]
+    segments, count = network is UNet, batch * steps
+    images = torch.randint(256, (count, 3, side, side), dtype=torch.uint8)
+    labels = torch.randint(10, (count, side, side) if segments else (count,))
+    clients = {"a": ClientIndex(torch.arange(count), torch.arange(0), torch.arange(0))}
+    kind: TaskName = "segmentation" if segments else "classification"
+    data = Federation("noise", kind, images, labels, tuple("0123456789"), clients)
+    task: Task = Segmentation() if segments else Classification()
+    model, algorithm = network(10), fedfa.ALGORITHMS["fedavg"]()
+    with tempfile.TemporaryDirectory() as folder:
+        engine = Sequential(model, data, task, algorithm, Local(batch_size=batch), Memory(Path(folder)), 0)
+        state = first_state(model, algorithm, 1)
+        plan = Plan(10**6, 0, ("a",), evaluate_every=10**6)
+        while rounds := orders.recv():
+            for _ in range(rounds):
+                state, _ = play_round(state, algorithm, engine, plan, Watcher())
+            orders.send(True)
+
+
+def two_runs(case: str, repeats: int) -> dict[str, tuple[float, float]]:
+    """The time that a round of each of two runs takes, over that of one after another with one thread: in the median,
+    and as the quickest over the quickest, which is nearest to what a machine with nothing else to do would give."""
+    spawn = multiprocessing.get_context("spawn")
+    workers = []
+    for number in (1, 1, 2):
+        here, there = spawn.Pipe()
+        spawn.Process(target=serve, args=(case, number, there), daemon=True).start()
+        workers.append(here)
+    one, other, both = workers
+
+    def play(*orders: tuple[Connection, int]) -> Callable[[], None]:
+        def together() -> None:
+            for worker, rounds in orders:
+                worker.send(rounds)
+            for worker, _ in orders:
+                worker.recv()
+
+        return together
+
+    variants = {
+        "1 thread": play((one, 2)),
+        "2 threads": play((both, 2)),
+        "2 processes": play((one, 1), (other, 1)),
+    }
+    times = interleaved(variants, repeats, warmup=2)
+    for worker in workers:
+        worker.send(0)
+    base = times.pop("1 thread")
+    return {
+        name: (statistics.median(map(truediv, found, base)), min(found) / min(base)) for name, found in times.items()
+    }
+
+
+def thread_table(quick: bool = False) -> None:
+    for case in CASES:
+        found = two_runs(case, 5 if quick else 25)
+        text = ", ".join(f"{name} {middle:.2f} (quickest {best:.2f})" for name, (middle, best) in found.items())
+        load = f"load {os.getloadavg()[0]:.0f} on {os.cpu_count()} cores"
+        print(f"two runs, time over one after another with 1 thread, {case}: {text}  ({load})", flush=True)
+
+
 def main(quick: bool = False) -> bool:
     """Print the table; true if every limit is kept."""
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads available\n")
@@ -139,4 +222,9 @@ def main(quick: bool = False) -> bool:
             cost = layer_cost(network, batch, pixels, max(repeats // (4 if quick else 1), 3))
             text = ", ".join(f"{variant} {share:+.1%}" for variant, share in cost.items())
             print(f"added to a step by FFA (p = 0.5), {name}, {threads} thread(s): {text}  (limit {LAYER_LIMIT:+.0%})")
+    thread_table(quick)
     return kept
+
+
+if __name__ == "__main__":
+    thread_table()

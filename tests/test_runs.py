@@ -36,7 +36,8 @@ def test_what_a_run_leaves_behind(play: Play, tmp_path: Path) -> None:
     run = play()
     assert run.folder == tmp_path / "runs" / run.experiment.title
     assert names(run.folder) == {
-        ".lock", "experiment.toml", "provenance.json", "federation.json", "metrics.jsonl", "checkpoints", "done"
+        ".lock", "experiment.toml", "provenance.json", "federation.json", "metrics.jsonl", "tensorboard", "checkpoints",
+            "done",
     }  # fmt: skip
     assert names(run.folder / "checkpoints") == {"round-00003.safetensors", "best.safetensors"}
     assert fedfa.load(run.folder / "experiment.toml").title == run.experiment.title

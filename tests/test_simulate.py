@@ -608,8 +608,9 @@ def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
         find_device("mps")
 
 
-def test_a_resumed_run_uses_as_many_threads_as_it_began_with(play: Play) -> None:
+def test_a_resumed_run_uses_as_many_threads_as_it_began_with(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.set_num_threads(2)
+    monkeypatch.setattr("fedfa.threads.GRAIN", 1)
     with pytest.raises(KeyboardInterrupt):
         play(threads=0, watcher=Stop("round_done", 2, KeyboardInterrupt))
     torch.set_num_threads(1)

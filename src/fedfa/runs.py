@@ -32,9 +32,10 @@ class Run:
 
     ========================  =====================================================================
     ``experiment.toml``       the whole config
-    ``provenance.json``       versions, commit, hardware, threads, when it was started and resumed
+    ``provenance.json``       versions, commit, hardware, threads, memory; when it was started, resumed
     ``federation.json``       what the data look like: labels and images of every client, in numbers
     ``metrics.jsonl``         a line a round
+    ``tensorboard/``          event files, unless the experiment's trackers say otherwise
     ``checkpoints/``          the server's state, ``round-N.safetensors`` and ``best.safetensors``
     ``memory/``               clients' private tensors, where the algorithm has any
     ``traces/``               how the algorithm's statistics moved, at some 50 rounds, where it has any

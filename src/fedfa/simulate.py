@@ -35,6 +35,7 @@ from fedfa.server import Plan, Watcher, collect_shares, first_state, play_round
 from fedfa.state import ServerState
 from fedfa.streams import derive
 from fedfa.task import Classification, Segmentation, Task
+from fedfa.threads import useful_threads
 from fedfa.trackers import tracked
 
 TRACES = 50
@@ -202,7 +203,7 @@ def facts(config: Experiment, parts: Parts, device: torch.device) -> dict[str, A
     """What a run's folder says of the machine and the data, besides versions."""
     clients = parts.federation.clients
     return {
-        "threads": config.threads or torch.get_num_threads(),
+        "threads": config.threads or find_threads(config, parts, device),
         "device": str(device),
         "engine": find_engine(config, device).__name__.lower(),
         "hardware": torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
@@ -213,6 +214,15 @@ def facts(config: Experiment, parts: Parts, device: torch.device) -> dict[str, A
         "samples": {name: [len(index.of(s)) for s in ("train", "val", "test")] for name, index in clients.items()},
         "division": parts.federation.division(),
     }
+
+
+def find_threads(config: Experiment, parts: Parts, device: torch.device) -> int:
+    """What `threads = 0` means: on the CPU as many as a step has work for, beside a GPU torch's own number."""
+    if device.type != "cpu":
+        return torch.get_num_threads()
+    largest = max(len(client.train) for client in parts.federation.clients.values())
+    sample, _ = parts.federation.batch(torch.arange(1))
+    return useful_threads(parts.model, sample, min(config.batch_size, largest))
 
 
 def plugins(config: Experiment) -> dict[str, str]:

@@ -77,7 +77,7 @@ class Visit:
         self.page.on("request", lambda request: self.asked.append(request.url))
         self.address = file.as_uri()
         self.page.goto(self.address)
-        self.page.wait_for_selector("html[data-ready]", timeout=20_000)
+        self.page.wait_for_selector("html[data-ready]", timeout=60_000)
 
     def see_all(self) -> None:
         """Scroll down, a screen at a time: charts are drawn when they come near."""
@@ -309,6 +309,8 @@ def test_a_layer_and_a_statistic_can_be_chosen(visit: Visits, runs: list[Run]) -
     tensor = first["augments.1.mean"]
     read = float(heat.locator(".tip em").inner_text().replace("−", "-"))
     assert read == pytest.approx(float(tensor[0]), abs=0.02 * float(tensor.abs().max()) + 0.02)
+    chart.locator("summary").first.click()
+    assert chart.locator("table").first.locator("tbody tr").count() == len(tensor)
 
 
 # Accessibility
@@ -365,7 +367,7 @@ def test_many_runs_are_drawn(visit: Visits, tmp_path: Path) -> None:
     assert path.stat().st_size < 800_000
     seen = visit(file=path)
     ready = seen.page.evaluate("performance.getEntriesByType('navigation')[0].domComplete")
-    assert ready < 20_000  # it is some hundred ms; machines that run tests are slow
+    assert ready < 60_000  # it is some hundred ms; machines that run tests are slow
     assert seen.chart("curves").locator("path.curve").count() == 10
     seen.page.get_by_label("Filter methods").first.fill("fedav")
     assert seen.page.locator('[data-chart="curves"] path.curve').count() == 2  # fedavg and fedavgm

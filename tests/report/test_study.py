@@ -49,10 +49,10 @@ def test_a_federation_is_a_panel() -> None:
         entry(scores(0.5), metric="dice"),
     )
     assert [panel.title for panel in found.panels] == [
-        "office_caltech10 held_out= partition=natural",
-        "office_caltech10 held_out=dslr partition=natural",
-        "office_caltech10 held_out= partition=iid",
-        "office_caltech10 held_out= partition=natural",
+        "office_caltech10 partition=natural",
+        "office_caltech10 partition=natural, dslr held out",
+        "office_caltech10 partition=iid",
+        "office_caltech10 partition=natural",
     ]
     assert found.panels[1].client_title("dslr") == "dslr (unseen)"
 
@@ -60,6 +60,8 @@ def test_a_federation_is_a_panel() -> None:
 def test_fedavg_comes_first_and_is_what_others_are_compared_with() -> None:
     (panel,) = study(entry(scores(0.5), algorithm="fedfa"), entry(scores(0.4))).panels
     assert [series.label for series in panel.series] == ["fedavg", "fedfa"] and panel.baseline == 0
+    (panel,) = study(entry(scores(0.5), algorithm="fedfa"), entry(scores(0.4), done=False)).panels
+    assert [series.label for series in panel.series] == ["fedavg", "fedfa"] and panel.baseline == 1
     (panel,) = study(entry(scores(0.5), algorithm="fedfa"), entry(scores(0.4), algorithm="fedbn")).panels
     assert [series.label for series in panel.series] == ["fedbn", "fedfa"] and panel.baseline == 0
 
@@ -74,6 +76,7 @@ def test_numbers_come_from_complete_runs_where_there_are_any() -> None:
     assert not fedfa.complete and fedfa.by_seed("last") == {0: 0.3}
     assert fedfa.entries[0].status == "incomplete: 1 of 2 rounds"
     assert not fedbn.complete and fedbn.used == () and fedbn.summary("last") is None
+    assert panel.comparable == (fedavg,) and panel.compared("last", 0) == panel.compared("last", 2) == []
 
 
 def test_one_run_a_seed() -> None:

@@ -14,6 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedfa.cli import app
+from fedfa.reproduce.render import _parts
 
 SMALL = ["--seeds", "2", "--rounds", "3", "split.fraction=0.2", "device=cpu"]
 
@@ -88,7 +89,7 @@ def test_the_same_table_from_summaries_alone(whole: Path, tmp_path: Path) -> Non
 def test_missing_runs_are_shown_as_missing(whole: Path, tmp_path: Path) -> None:
     words = ["digit-sites", "--seeds", "3", *SMALL[2:], "--table-only", "--from", whole / "summaries", "-o", tmp_path]
     told = fedfa(*words)
-    assert "3 of 9 runs are missing: FedAvg, seed 2" in told
+    assert "3 of 9 runs are missing: 'FedAvg, seed 2'" in told
     assert [(row["seeds"], row["of"]) for row in rows(tmp_path / "tables" / "digit-sites.csv")] == [("2", "3")] * 3
     told = fedfa("digit-sites", "--rounds", "4", "--table-only", "--from", whole / "summaries", "-o", tmp_path)
     assert "9 of 9 runs are missing" in told and re.search(r"FedFA +0/3 +missing", told)
@@ -192,3 +193,25 @@ def test_a_run_that_fails_ends_no_other(tmp_path: Path) -> None:
     output = fedfa(table, "--rounds", "1", "split.fraction=0.1", "-o", tmp_path / "runs", code=2)
     assert "1 run failed, such as Bad, seed 0" in output and "no client 'nobody'" in output
     assert [row["seeds"] for row in rows(tmp_path / "runs" / "tables" / "own.csv")] == ["1", "0"]
+
+
+def test_a_table_that_is_too_wide_comes_in_parts() -> None:
+    assert _parts([6, 5, 10, 10, 10], 200) == [[1, 2, 3, 4]]
+    assert _parts([6, 5, 10, 10, 10], 30) == [[1, 2], [3, 4]]
+    assert _parts([6, 50, 50], 30) == [[1], [2]]
+
+
+def test_data_that_cannot_be_read_are_told_of_once(tmp_path: Path) -> None:
+    (tmp_path / "pictures").mkdir()
+    output = fedfa("office-main", "--data", tmp_path / "pictures", "-o", tmp_path / "runs", code=2)
+    assert len(output.splitlines()) == 1 and "office_caltech10" in output
+    assert not (tmp_path / "runs").exists()
+
+
+def test_rows_that_are_the_same_are_run_once(tmp_path: Path) -> None:
+    table = tmp_path / "own.toml"
+    table.write_text("title = 'Mine'\nbase = 'digit-sites'\nseeds = 1\n[rows]\nA = {}\nB = {}\n")
+    told = fedfa(table, "--rounds", "1", "split.fraction=0.1", "device=cpu", "-o", tmp_path / "runs")
+    assert "runs 0/1" in told
+    one, other = rows(tmp_path / "runs" / "tables" / "own.csv")
+    assert one["average"] == other["average"] and float(other["difference"]) == 0

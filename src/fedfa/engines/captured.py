@@ -6,7 +6,10 @@ is captured when batches of a size have come a few times, and from then on repla
 each other. Nothing in an algorithm knows of it: what its step reads lies in tensors that stay where they are (the
 server's model and extras, the client's memory, the order of the data, generators that are seeded anew for a client).
 
-A step's own Python runs when it is captured, not when it is replayed: it must not depend on the round or the client.
+Where clients keep nothing between rounds, how a client enters its lane and what it sends are captured as well, and so
+is evaluation.
+
+What is captured runs its own Python then, and not when it is replayed: it must not depend on the round or the client.
 """
 
 from __future__ import annotations
@@ -38,16 +41,14 @@ os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 other: rounds of small networks took up to a third longer."""
 
 MOST_LANES = 10
-"""Lanes unless it is said how many. More help where rounds are short: at 50 clients of five small steps each, 50 lanes
-were a fifth faster than ten, and 25 no faster; every lane takes a model's memory."""
+"""Lanes unless it is said how many. At 50 clients of five small steps each, 16 were a twentieth faster, 25 no faster;
+every lane takes a model's memory."""
 OFTEN = 4
 """Times that a batch size comes before it is captured: a capture costs a few eager steps."""
 MOST_GRAPHS = 8
 """Batch sizes that a lane captures; others run eagerly."""
 WARM_UP = 3
 """Eager steps before a capture, in which cuDNN and the optimiser allocate what they need."""
-
-
 SWEEPS = 2
 """Streams that clients are evaluated on side by side: small splits do not fill a GPU."""
 
@@ -293,7 +294,8 @@ class Captured(Sequential):
         parts = [self._parts(client) for client in clients]
         lengths = [sum(map(len, own)) for own in parts]
         rows = [part for own in parts for part in own]
-        orders = torch.cat(rows).pin_memory().to(self.device, non_blocking=True) if rows else torch.empty(0)
+        whole = torch.cat(rows) if rows else torch.empty(0, dtype=torch.int64)
+        orders = whole.pin_memory().to(self.device, non_blocking=True)  # one copy for all of the wave
         wave = []
         for client, lane, own, order in zip(clients, lanes, parts, orders.split(lengths), strict=False):
             sent = self._start(client, lane, order, [len(part) for part in own])
@@ -333,11 +335,14 @@ class Captured(Sequential):
 
     def _receive(self, broadcast: Broadcast) -> None:
         """Copy what the server sent to where captured steps look for it."""
-        for held, sent in ((self._model, broadcast.model), (self._extras, broadcast.extras)):
+        in_slots = {name: self.slot.tensors[name] for name in broadcast.model}  # which are in the slots' memory format
+        for held, sent, like in (
+            (self._model, broadcast.model, in_slots),
+            (self._extras, broadcast.extras, broadcast.extras),
+        ):
             if held.keys() != sent.keys():
                 held.clear()
-                held.update({name: torch.empty_like(self.slot.tensors.get(name, t)) for name, t in sent.items()})
-                torch._foreach_copy_(list(held.values()), list(sent.values()))
+                held.update({name: torch.empty_like(tensor).copy_(sent[name]) for name, tensor in like.items()})
                 self._lanes.clear()  # their graphs look in the old places
                 self._sweeps.clear()
             changing = [name for name in held if name not in self.algorithm.constants]
@@ -383,7 +388,8 @@ class Captured(Sequential):
         torch.cuda.synchronize()  # a lane may be at work
         self._most = most
         del self._lanes[most:]
-        torch.cuda.empty_cache()
+        with _ONE_CAPTURE:
+            torch.cuda.empty_cache()
         self._eager = self._most < 1
         how = "one after another" if self._eager else f"{self._most} at a time"
         self.say(f"engine captured: the GPU has no room for more, so clients train {how}")

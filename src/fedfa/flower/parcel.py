@@ -1,7 +1,7 @@
 """What travels between server and sites: a head (JSON) and blobs (bytes). No pickle, and no torch in here.
 
 As a Flower message a parcel is one string and one Array a blob: Flower makes a request of its own for every Array, so a
-model of sixty tensors goes as one (docs/decisions/0008). Over a site's Unix socket it is the same bytes, framed.
+model of sixty tensors goes as one (docs/decisions/0011). Over a site's Unix socket it is the same bytes, framed.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ from fedfa.precision import arithmetic
 from fedfa.reduction import BadUpdate, Update, check
 from fedfa.registry import nearest
 from fedfa.server import Watcher
-from fedfa.simulate import Parts, build_engine, build_federation, find_device
+from fedfa.simulate import Parts, build_engine, build_federation, find_device, find_threads
 from fedfa.state import entries
 
 SPLITS: tuple[Split, ...] = ("val", "test")
@@ -56,6 +56,7 @@ class Prepared:
     parts: Parts
     facts: Facts
     device: torch.device
+    threads: int
     like: Mapping[str, Tensor]
     """The entries that the server's model must have."""
     run: str = ""
@@ -107,7 +108,7 @@ class Site:
         before = torch.get_num_threads()
         with arithmetic(prepared.config.precision):
             try:
-                torch.set_num_threads(prepared.config.threads or before)
+                torch.set_num_threads(prepared.threads)
                 if head.kind == "evaluate":
                     return self._evaluate(request, prepared, engine, broadcast)
                 reply = (self._share if head.kind == "share" else self._train)(request, prepared, engine, broadcast)
@@ -129,7 +130,9 @@ class Site:
             tensors = parts.model.state_dict()
             like = {name: tensors[name] for name in entries(parts.model) if name not in private}
             facts = Facts.of(federation, self.settings.name)
-            self._prepared = text, Prepared(config, parts, facts, find_device(config.device), like)
+            device = find_device(config.device)
+            threads = config.threads or find_threads(config, parts, device)
+            self._prepared = text, Prepared(config, parts, facts, device, threads, like)
         return self._prepared[1]
 
     def _own(self, federation: Federation) -> Federation:

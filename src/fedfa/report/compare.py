@@ -11,9 +11,8 @@ from typing import Any
 from fedfa.errors import UserError
 from fedfa.experiment import COSMETIC
 from fedfa.runs import Run, find_run
+from fedfa.statistics import LAST, best_round, select, tested_rounds
 
-LAST = 20
-"""Rounds that the 'last rounds' column averages over."""
 BARS = "▁▂▃▄▅▆▇█"
 
 
@@ -128,23 +127,23 @@ def compare(*runs: Run | str | Path) -> Comparison:
 def summarise(run: Run, label: str) -> Summary:
     """A run in a line."""
     lines = run.metrics
-    tested = [line for line in lines if "test" in line]
+    tested = tested_rounds(lines)
     if not tested:
         raise UserError(f"{run.folder} has no evaluated round yet")
-    last = tested[-1]
-    best = max(tested, key=lambda line: (line.get("val", line["test"])["mean"], -line["round"]))
-    recent = [line["test"]["mean"] for line in tested[-LAST:]]
+    last = select(run, "last")
+    validated = any("val" in line for line in tested)
+    best = best_round(tested if validated else [{**line, "val": line["test"]} for line in tested])
     return Summary(
         label=label,
         run=run,
-        rounds=last["round"],
-        last=last["test"]["mean"],
-        recent=sum(recent) / len(recent),
+        rounds=tested[-1]["round"],
+        last=last.mean,
+        recent=select(run, "last20").mean,
         best=best["test"]["mean"],
         best_round=best["round"],
-        clients=last["test"]["clients"],
-        unseen=last["test"]["unseen"],
-        gap=last["test"]["gap"],
+        clients=last.clients,
+        unseen=last.unseen,
+        gap=last.gap,
         refused=sum(len(line["refused"]) for line in lines),
         seconds=sum(line["seconds"] for line in lines),
         curve=[(line["round"], line["test"]["mean"]) for line in tested],

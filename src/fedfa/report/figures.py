@@ -143,10 +143,10 @@ def draw_clients(panel: Panel, rule: Rule) -> Figure:
 def draw_differences(panel: Panel, rule: Rule) -> Figure:
     """Differences to the baseline, paired by seed, with 95 % intervals."""
     compared = panel.compared(rule, panel.baseline)
-    places = {id(series): place for place, series in enumerate(panel.series)}
+    places = {series: place for place, series in enumerate(panel.series)}
     figure, axes = _column(0.9 + 0.25 * max(len(compared), 2))
     for row, one in enumerate(compared):
-        colour = _ink(places[id(one.series)])[0]
+        colour = _ink(places[one.series])[0]
         found = one.difference
         if found.low is not None and found.high is not None:
             axes.plot((100 * found.low, 100 * found.high), (row, row), color=colour, linewidth=1.5)

@@ -23,7 +23,7 @@ MOST_SAMPLES = 50
 
 def page(study: Study, title: str | None = None) -> str:
     """The report as HTML."""
-    title = title or ", ".join(panel.title for panel in study.panels[:3]) + (" …" if len(study.panels) > 3 else "")
+    title = title or " · ".join([panel.title for panel in study.panels[:3]] + ["…"] * (len(study.panels) > 3))
     style, script = _asset("page.css"), _asset("page.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
@@ -101,7 +101,7 @@ def _panel(panel: Panel, number: int) -> Markup:
 def _lead(panel: Panel) -> Markup:
     """What the numbers say, in a sentence or two, and no more than they say."""
     rule = panel.rules[0] if panel.rules else "last"
-    found = [(series.summary(rule, panel.primary), series) for series in panel.series]
+    found = [(series.summary(rule, panel.primary), series) for series in panel.comparable]
     known = [(summary, series) for summary, series in found if summary is not None]
     if not known:
         return escaped("No run has an evaluated round yet.")
@@ -159,7 +159,7 @@ def _results(panel: Panel, number: int) -> Markup:
     incomplete = [series.label for series in panel.series if not series.complete]
     notes = []
     if incomplete:
-        text = f"Incomplete, and with the numbers of their last round so far: {', '.join(incomplete)}."
+        text = f"Incomplete, with the numbers so far, and compared with nothing: {', '.join(incomplete)}."
         notes.append(tag("p", text, class_="note warn"))
     partly = [_partly(series) for series in panel.series if series.complete and len(series.used) < len(series.entries)]
     if partly:
@@ -172,8 +172,7 @@ def _results(panel: Panel, number: int) -> Markup:
 
 
 def _partly(series: Series) -> str:
-    used = {id(entry) for entry in series.used}
-    return f"{_count(sum(id(entry) not in used for entry in series.entries), 'run')} of {series.label}"
+    return f"{_count(sum(entry not in series.used for entry in series.entries), 'run')} of {series.label}"
 
 
 def _curves(number: int) -> Markup:

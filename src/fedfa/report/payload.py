@@ -122,10 +122,10 @@ def _bars(panel: Panel, rule: Rule) -> dict[str, list[list[float | None] | None]
 def _differences(panel: Panel, rule: Rule) -> dict[str, list[list[float | None]]]:
     """By the place of the series compared with: place, seeds, mean, low, high, p, corrected p of each other one."""
     order = sorted(range(len(panel.series)), key=lambda place: place != panel.baseline)
-    places = {id(series): place for place, series in enumerate(panel.series)}
+    places = {series: place for place, series in enumerate(panel.series)}
     return {
         str(place): [
-            [places[id(one.series)], one.difference.n, *(_interval(one.difference) or ()), one.difference.p, one.holm]
+            [places[one.series], one.difference.n, *(_interval(one.difference) or ()), one.difference.p, one.holm]
             for one in panel.compared(rule, place)
         ]
         for place in order[:MOST_BASELINES]

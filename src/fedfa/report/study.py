@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from torch import Tensor
@@ -30,7 +31,7 @@ FIRST = ("fedavg",)
 """Algorithms that others are compared with, where there are any of them."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Entry:
     """One run, as a report sees it."""
 
@@ -95,7 +96,8 @@ class Entry:
         return found
 
     def cost(self) -> dict[str, float | None]:
-        """Seconds a round and in all, bytes up and down a client and round and in all, peak memory."""
+        """Seconds a round (the median: a first round may capture graphs) and in all, bytes up and down a client and
+        round and in all, peak memory."""
         lines = self.metrics
         seconds = [line["seconds"] for line in lines if line.get("seconds") is not None]
         up = [line["bytes_up"] for line in lines if "bytes_up" in line]
@@ -106,7 +108,7 @@ class Entry:
             if "bytes_up" in line and "bytes_down" in line
         ]
         return {
-            "seconds": mean(seconds),
+            "seconds": median(seconds) if seconds else None,
             "total_seconds": sum(seconds) if seconds else None,
             "up": mean(up),
             "down": mean(down),
@@ -115,7 +117,7 @@ class Entry:
         }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Series:
     """Runs that differ by their seed alone."""
 
@@ -204,10 +206,15 @@ class Panel:
         return [rule for rule in RULES if any(rule in entry.selected for s in self.series for entry in s.used)]
 
     @property
+    def comparable(self) -> tuple[Series, ...]:
+        """Those that are complete: what others have so far says little. All, where none is."""
+        return tuple(series for series in self.series if series.complete) or self.series
+
+    @property
     def baseline(self) -> int:
         """Which series others are compared with at first."""
-        names = [series.algorithm for series in self.series]
-        return next((names.index(name) for name in FIRST if name in names), 0)
+        order = sorted(self.comparable, key=lambda series: series.algorithm not in FIRST)
+        return self.series.index(order[0])
 
     def client_title(self, name: str) -> str:
         return f"{name} (unseen)" if name in self.held_out else name
@@ -219,13 +226,12 @@ class Panel:
         return next((entry.profile for entry in entries if entry.profile is not None), None)
 
     def compared(self, rule: Rule, baseline: int, who: str = "") -> list[Compared]:
-        """Every other series against the `baseline`-th, seed by seed, by the :attr:`primary` metric or a client's.
-        Corrected for each other (Holm)."""
-        who = who or self.primary
-        base = self.series[baseline].by_seed(rule, who)
+        """Every other comparable series against the `baseline`-th, seed by seed, by the :attr:`primary` metric or a
+        client's. Corrected for each other (Holm)."""
+        who, base = who or self.primary, self.series[baseline]
         found = []
-        for place, series in enumerate(self.series):
-            difference = paired(series.by_seed(rule, who), base) if place != baseline else None
+        for series in self.comparable if base in self.comparable else ():
+            difference = None if series is base else paired(series.by_seed(rule, who), base.by_seed(rule, who))
             if difference is not None:
                 found.append((series, difference))
         ps = holm([difference.p for _, difference in found if difference.p is not None])
@@ -303,8 +309,15 @@ def panels_of(entries: Sequence[Entry]) -> list[Panel]:
     federations: dict[str, list[Entry]] = {}
     for entry in entries:
         federations.setdefault(_key(entry), []).append(entry)
-    titles = told_apart([_federation(held[0]) for held in federations.values()], "source.name")
+    firsts = [held[0] for held in federations.values()]
+    whole = [{key: value for key, value in _federation(first).items() if key != "held_out"} for first in firsts]
+    titles = [title + _without(first) for title, first in zip(told_apart(whole, "source.name"), firsts, strict=True)]
     return [_panel(title, held) for title, held in zip(titles, federations.values(), strict=True)]
+
+
+def _without(entry: Entry) -> str:
+    held_out = entry.config.get("held_out", ())
+    return f", {' and '.join(held_out)} held out" if held_out else ""
 
 
 def _panel(title: str, entries: Sequence[Entry]) -> Panel:

@@ -126,7 +126,7 @@ def in_latex(text: str) -> str:
 def results(panel: Panel, rule: Rule) -> Table:
     """Every series: its clients, the mean over them, its interval over seeds, and the difference to the baseline."""
     base = panel.series[panel.baseline]
-    compared = {id(one.series): one for one in panel.compared(rule, panel.baseline)}
+    compared = {one.series: one for one in panel.compared(rule, panel.baseline)}
     columns = [Column("method", ("method",), numeric=False), Column("seeds", ("seeds",))]
     columns += [Column(panel.client_title(name), (name,)) for name in panel.shown_clients]
     if panel.held_out:
@@ -151,7 +151,7 @@ def results(panel: Panel, rule: Rule) -> Table:
             row += [_metric(series.summary(rule, who)) for who in ("mean", "gap")]
         row += [_metric(summary), _number(summary.sd if summary else None), _interval(summary)]
         if compared:
-            one = compared.get(id(series))
+            one = compared.get(series)
             row += [
                 _metric(one.difference if one else None, sign=True),
                 _interval(one.difference if one else None, sign=True),
@@ -162,7 +162,7 @@ def results(panel: Panel, rule: Rule) -> Table:
         rows.append(row)
     for place, column in enumerate(columns):
         if column.keys[0] in (*panel.shown_clients, "seen", panel.primary) and len(rows) > 1:
-            _mark_best(rows, place)
+            _mark_best([row for row, one in zip(rows, panel.series, strict=True) if one in panel.comparable], place)
     clients = "" if panel.shown_clients else f", {len(panel.clients)} clients"
     caption = f"{panel.title}{clients}: test {panel.metric}, %, {TITLES[rule]}, mean over seeds."
     if panel.held_out:
@@ -241,7 +241,10 @@ def costs(panel: Panel) -> Table:
                 Cell(", ".join(hardware), (", ".join(hardware),)),
             ]
         )
-    caption = f"{panel.title}: what a run costs, means over seeds. 'Left out' are updates that the server refused."
+    caption = (
+        f"{panel.title}: what a run costs, means over seeds; seconds a round are the median round's. "
+        "'Left out' are updates that the server refused."
+    )
     return Table("costs", caption, columns, rows)
 
 

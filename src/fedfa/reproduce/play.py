@@ -20,6 +20,7 @@ from fedfa.reproduce.table import (
     Cell,
     Choice,
     Table,
+    check_data,
     chosen_rows,
     describe,
     find_data,
@@ -81,8 +82,9 @@ def reproduce(name: str, overrides: dict[str, Any], wish: Wish) -> Results:
             write_summary(summary_of(run), wish.summaries)
 
     failed: dict[str, UserError] = {}
-    missing = {label(cell): cell.experiment for cell in cells if known.find(cell) is None}
+    missing = _distinct([cell for cell in cells if known.find(cell) is None])
     if missing and not wish.table_only:
+        check_data(next(iter(missing.values())))
         apart = table.kind == "cost"
         failed = play_all(missing, ended, out=wish.out, at_once=wish.at_once, apart=apart, quiet=wish.quiet)
     results = gather(table, cells, known.find, rule)
@@ -92,6 +94,12 @@ def reproduce(name: str, overrides: dict[str, Any], wish: Wish) -> Results:
     _make(results, table, cells, choice, wish)
     complain(failed)
     return results
+
+
+def _distinct(cells: Sequence[Cell]) -> dict[str, Experiment]:
+    """Runs by their labels, each once, though two rows may be the same."""
+    first = {cell.experiment.title: cell for cell in reversed(cells)}
+    return {label(cell): cell.experiment for cell in cells if first[cell.experiment.title] is cell}
 
 
 def complain(failed: Mapping[str, UserError]) -> None:
@@ -225,7 +233,8 @@ def _notes(results: Results, table: Table) -> list[str]:
     missing = results.missing
     if missing:
         wanted = sum(len(series.cells) for series in results.series)
-        notes.append(f"{len(missing)} of {wanted} runs are missing: {some([label(cell) for cell in missing])}.")
+        named = some([repr(label(cell)) for cell in missing])
+        notes.append(f"{len(missing)} of {wanted} runs are missing: {named}.")
     machines = results.machines()
     if machines:
         notes.append(f"Computed on {'; '.join(machines)}.")

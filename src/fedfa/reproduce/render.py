@@ -7,9 +7,6 @@ import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from rich.markup import escape
-from rich.table import Table as Grid
-
 from fedfa.files import write_text
 from fedfa.paper import PaperTable, contradictions
 from fedfa.report import tables as text
@@ -47,7 +44,7 @@ def _scores(
 ) -> text.Table:
     rule, first = results.rule, results.table.first
     shown = results.columns if len(results.columns) <= MOST_CLIENTS else ()
-    unseen = bool(results.table.held_out)
+    unseen, many = bool(results.table.held_out), 0 if shown else len(results.columns)
     columns = [Column("", ("row",), numeric=False), Column("seeds", ("seeds", "of"))]
     columns += [Column(client, _keys(client)) for client in shown]
     columns += [Column(AVERAGE, _keys(AVERAGE)), Column(LEVEL_TEXT, (f"{AVERAGE}_low", f"{AVERAGE}_high"))]
@@ -76,7 +73,7 @@ def _scores(
             line.append(_plain(paper.average(series.name)))
         lines.append(line)
     what = f"on clients that did not take part, one held out after the other ({SEEN}: the others)" if unseen else ""
-    what = f", {what}" if what else "" if shown else f", mean over {len(results.columns)} clients"
+    what = f", {what}" if what else f", mean over {many} clients" if many else ""
     caption = (
         f"{title}{told}: test {results.metric}, %{what}. Mean ± standard deviation over "
         f"seeds and {LEVEL_TEXT} interval of the mean, by the rule '{TITLES[rule]}'; differences to {first} are paired "
@@ -97,7 +94,9 @@ def _paper(name: str, paper: PaperTable, rows: Sequence[Row]) -> text.Table:
         if row.series.name in paper.rows
     ]
     doubts = "".join(
-        f" ({entry.row or 'text'}: {entry.reason}.)" for entry in contradictions() if entry.table == paper.name
+        f" ({entry.row + ': ' if entry.row else ''}{entry.reason}.)"
+        for entry in contradictions()
+        if entry.table == paper.name
     )
     return text.Table(name, f"The paper's {paper.title}, %: single runs.{doubts}", columns, lines)
 
@@ -192,22 +191,25 @@ def _plain(value: float | None) -> text.Cell:
 
 
 def show(table: text.Table) -> None:
-    """A table on the terminal; plain lines where there is none."""
-    if console.is_terminal:
-        print(table.caption)
-        grid = Grid(box=None, pad_edge=False)
-        for column in table.columns:
-            grid.add_column(escape(column.title), justify="right" if column.numeric else "left", no_wrap=True)
-        for row in table.rows:
-            grid.add_row(*(escape(cell.text) for cell in row))
-        console.print(grid)
-    else:
-        print(table.caption)
-        lines = [[column.title for column in table.columns], *([cell.text for cell in row] for row in table.rows)]
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    """A table on the terminal, in parts below each other where it is too wide."""
+    console.print(table.caption, markup=False, highlight=False, soft_wrap=not console.is_terminal)
+    lines = [[column.title for column in table.columns], *([cell.text for cell in row] for row in table.rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for part in _parts(widths, console.width if console.is_terminal else sum(widths) + 2 * len(widths)):
         for line in lines:
-            padded = [word.rjust(width) for word, width in zip(line, widths, strict=True)]
-            print("  ".join([line[0].ljust(widths[0]), *padded[1:]]).rstrip())
+            rest = [line[place].rjust(widths[place]) for place in part]
+            print("  ".join([line[0].ljust(widths[0]), *rest]).rstrip())
+
+
+def _parts(widths: Sequence[int], room: int) -> list[list[int]]:
+    """The columns after the first, which is repeated, divided so that each part fits into a line."""
+    parts: list[list[int]] = [[]]
+    for place, width in enumerate(widths[1:], 1):
+        used = widths[0] + sum(2 + widths[other] for other in parts[-1])
+        if parts[-1] and used + 2 + width > room:
+            parts.append([])
+        parts[-1].append(place)
+    return parts
 
 
 def write_files(stem: Path, made: Sequence[text.Table], notes: Sequence[str], curves: str) -> list[Path]:

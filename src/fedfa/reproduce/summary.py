@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -81,7 +82,11 @@ def summary_of(run: Run) -> RunSummary:
 
 def _thinned(line: Mapping[str, Any], detailed: bool) -> dict[str, Any]:
     kept: dict[str, Any] = {key: line[key] for key in ("round", "seconds") if key in line}
-    kept |= {"loss": _round(line["loss"]), "clients": list(line["clients"]), "refused": dict(line.get("refused", {}))}
+    kept |= {
+        "loss": _round(line["loss"]),
+        "clients": ["?"] * len(line["clients"]),
+        "refused": dict(line.get("refused", {})),
+    }
     kept |= {key: line[key] for key in ("bytes_up", "bytes_down") if key in line}
     for split in ("val", "test"):
         if split in line:
@@ -185,7 +190,8 @@ def find_summaries(folder: Path) -> dict[str, Run | RunSummary]:
             inner.clear()  # checkpoints and the like
             if "done" in files:
                 run = find_run(place)
-                found.append((identity(run.experiment), run))
+                with suppress(UserError):  # an experiment whose algorithm, say, is not known here is none of ours
+                    found.append((identity(run.experiment), run))
             continue
         for name in files:
             if name.endswith(".json"):

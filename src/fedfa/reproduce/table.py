@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from fedfa.errors import UserError, some
 from fedfa.experiment import Experiment, load
 from fedfa.paper import PaperTable, paper_table
+from fedfa.registries import Reader
 from fedfa.registry import nearest
 from fedfa.statistics import Rule
 
@@ -225,6 +226,16 @@ def find_data(table: Table, data: Path | None) -> Settings:
         return {"source.path": str(data.resolve())}
     instead = f"; a stand-in, as an experiment of its own: fedfa reproduce {table.stand_in}" if table.stand_in else ""
     raise UserError(f"{table.name} needs {table.needs} in {place}, or wherever --data DIR says{instead}")
+
+
+def check_data(experiment: Experiment) -> None:
+    """Read an experiment's data once, so that what is wrong with them is said once, and not by every run."""
+    source = experiment.build("source")
+    if isinstance(source, Reader):
+        try:
+            source.pool()
+        except ImportError as error:
+            raise UserError(str(error)) from None
 
 
 def describe(tables: Sequence[str]) -> list[tuple[str, str, str, str]]:

@@ -12,7 +12,17 @@ from fedfa.errors import UserError
 from fedfa.experiment import Experiment, load
 from fedfa.files import write_text
 from fedfa.reproduce.play import complain, play_all, split_names
-from fedfa.reproduce.table import Choice, Settings, Table, find_data, find_table, lay_out, read_toml, table_names
+from fedfa.reproduce.table import (
+    Choice,
+    Settings,
+    Table,
+    check_data,
+    find_data,
+    find_table,
+    lay_out,
+    read_toml,
+    table_names,
+)
 from fedfa.runs import Run
 from fedfa.statistics import LAST, summarise
 
@@ -131,6 +141,7 @@ def tune(name: str, overrides: Settings, search: Search) -> Path:
         for key in names[experiment.title]:
             scores.setdefault(key, []).append(validation(run))
 
+    check_data(cells[0].experiment)
     distinct = {experiment.title: place for place, experiment in runs.items()}
     failed = play_all(
         {place: runs[place] for place in distinct.values()},

@@ -57,21 +57,23 @@
   }, { rootMargin: '400px' });
   addEventListener('beforeprint', () => every('.plot').forEach((plot) => { if (!plot.drawn) plot.show(); }));
   const resized = new ResizeObserver((entries) => {
-    for (const { target } of entries) if (target.drawn && Math.abs(target.clientWidth - target.drawn) > 1) target.show();
+    for (const { target } of entries) if (target.seen && Math.abs(target.clientWidth - (target.drawn || 0)) > 1) target.show();
   });
 
-  function chart(box, draw, table) {
+  function chart(box, draw, tabulate) {
     const plot = find('.plot', box);
     const live = html('p', { class: 'hidden', 'aria-live': 'polite' });
     box.append(live);
     const details = html('details', { class: 'data' }, html('summary', {}, 'Numbers as a table'));
     const holder = html('div', { class: 'scroll', tabindex: 0, role: 'region', 'aria-label': 'Numbers of the chart' });
     details.append(holder);
-    const write = () => { if (details.open) holder.replaceChildren(table()); };
+    const write = () => { if (details.open) holder.replaceChildren(tabulate()); };
     details.addEventListener('toggle', write);
-    if (table) box.append(details);
+    box.append(details);
     plot.show = () => {
+      plot.seen = true;
       plot.drawn = plot.clientWidth;
+      if (!plot.drawn) return; // not laid out yet: it is drawn when it is
       plot.replaceChildren();
       const stops = draw(plot, plot.clientWidth) || [];
       interact(plot, live, stops);
@@ -347,7 +349,7 @@
     const text = ([, seeds, mean, low, high, p, holm]) => [signed(mean), range(low, high, signed) || NOTHING, pvalue(p), pvalue(holm), String(seeds)];
     again = chart(box, (plot, width) => {
       const found = rows();
-      if (!found.length) { plot.append(html('p', { class: 'note' }, 'No seeds in common: nothing to compare.')); return []; }
+      if (!found.length) { plot.append(html('p', { class: 'note' }, 'Nothing to compare: no seeds in common, or runs that are not complete.')); return []; }
       const row = 40, top = 8, bottom = 40, height = top + bottom + row * found.length, left = 10, right = 14;
       const all = found.flatMap(([, , mean, low, high]) => [mean, low ?? mean, high ?? mean, 0]);
       const pad = (Math.max(...all) - Math.min(...all) || 1) * 0.06, least = Math.min(...all) - pad, most = Math.max(...all) + pad;
@@ -552,7 +554,11 @@
       }));
       made.across = across;
       return made;
-    }, null));
+    }, () => {
+      const found = field();
+      return table(`${statistic.value}, ${layer.value}: channels by round`, ['channel', ...(found ? found.rounds.map(String) : [])],
+        found ? found.rows.map((row) => [String(found.channel(row)), ...found.rounds.map((_, at) => digits4(found.value(row, at)))]) : []);
+    }));
     const quantiles = ['lowest', '10 %', 'median', '90 %', 'highest'];
     const lineup = () => {
       const found = field();

@@ -1,0 +1,41 @@
+"""Peak memory: it rises with what is allocated, starts anew, and is on record."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fedfa import Run, peak
+from fedfa.peak import Peak
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux lets a process start its peak anew")
+def test_the_peak_rises_and_starts_anew() -> None:
+    if not peak.CLEAR.exists():
+        pytest.skip("this kernel has no clear_refs")
+    one = Peak(CPU)
+    held = np.ones(64 << 20, np.uint8)
+    high = one.read()
+    del held
+    low = Peak(CPU).read()
+    assert high is not None and low is not None
+    assert high - low > 48 << 20
+
+
+def test_where_the_system_says_less(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(peak, "STATUS", tmp_path / "none")
+    monkeypatch.setattr(peak, "CLEAR", tmp_path / "no" / "place")
+    found = Peak(CPU).read()
+    assert found is not None and found > 10 << 20
+
+
+def test_it_is_in_the_provenance(play: Callable[..., Run]) -> None:
+    run = play()
+    assert 10 << 20 < Run(run.folder).provenance["memory"] < 1 << 40
