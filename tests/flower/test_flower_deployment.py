@@ -111,7 +111,7 @@ def until(condition: Callable[[], bool], federation: Federation) -> None:
 def supernode(federation: Federation, name: str) -> int:
     """The process of a site's SuperNode: the child of the one that was started."""
     children = subprocess.run(
-        ["ps", "-o", "pid=,command=", "--ppid", str(federation.processes[name])],
+        ["ps", "-ww", "-o", "pid=,command=", "--ppid", str(federation.processes[name])],
         capture_output=True, text=True, check=True,
     ).stdout  # fmt: skip
     return int(next(line for line in children.splitlines() if "flower-supernode" in line).split()[0])
