@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
 from hospitals import Quiet, federate, grid_of, node, settings
 
 import fedfa
@@ -186,6 +186,8 @@ def test_a_superlink_that_is_too_busy_is_asked_again(tmp_path: Path) -> None:
 JOINS: dict[str, tuple[Change, str]] = {
     "other classes": (lambda h, t: h["facts"].update(classes=["a", "b", "d"]), "its classes are not the others': c, d"),
     "another size": (lambda h, t: h["facts"].update(height=13), "its images have height 13, not 12"),
+    "huge images": (lambda h, t: h["facts"].update(height=60000, width=60000), "more than 67,108,864 values"),
+    "too many samples": (lambda h, t: h["facts"].update(samples=[10**12, 1, 1]), "less than or equal to 10000000"),
     "a name that is not in the run": (lambda h, t: h.update(site="east"), "east is not among this run's sites"),
     "a name that is taken": (lambda h, t: h.update(site="north"), "another node is north already"),
     "nothing of its data": (lambda h, t: h.update(facts=None), "it says nothing of its data"),
@@ -211,6 +213,13 @@ def test_too_few_sites_stop_the_run_after_a_while(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"1 of at least 2 sites are in after 0\.3 s, without south, west: stopped"):
         server_app.play(grid_of(tmp_path, ("north",)), settings(tmp_path, EXPERIMENT, wait=0.3), operator)
     assert not (tmp_path / "flower").exists()
+
+
+def test_the_app_says_why_it_stopped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = {"sites": "north,south", "experiment": fedfa.load(EXPERIMENT).toml(), "wait": 0.1, "out": str(tmp_path)}
+    with pytest.raises(UserError, match="0 of at least 2 sites"):
+        server_app.main(grid_of(tmp_path, ()), Context(1, 1, {}, RecordDict(), run))
+    assert capsys.readouterr().err.startswith("0 of at least 2 sites are in after 0.1 s, without north, south: stopped")
 
 
 def test_it_says_whom_it_waits_for(tmp_path: Path) -> None:

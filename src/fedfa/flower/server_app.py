@@ -25,9 +25,15 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Play the run that the app's config describes, or go on with it."""
+    from fedfa.errors import UserError
     from fedfa.flower.view import Operator
 
-    play(grid, Settings.of(context.run_config), Operator())
+    operator = Operator()
+    try:
+        play(grid, Settings.of(context.run_config), operator)
+    except UserError as error:
+        operator.stopped(str(error))
+        raise
 
 
 def play(grid: Grid, settings: Settings, operator: Operator) -> Run:

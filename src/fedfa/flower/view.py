@@ -65,6 +65,11 @@ class Operator(Plain):
             self.noticed(f"{name} is left out of round {record.round}: {reason}")
         self._tell(doing="between rounds")
 
+    def stopped(self, reason: str) -> None:
+        """The run ends before its last round."""
+        self.noticed(reason)
+        self._tell(doing="stopped")
+
     def _tell(self, **changes: Any) -> None:
         self._status |= changes
         if self.run is not None:

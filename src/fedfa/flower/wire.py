@@ -8,7 +8,7 @@ from typing import Annotated, Literal, TypeVar
 
 import safetensors.torch
 import torch
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 from torch import Tensor
 
 import fedfa
@@ -33,6 +33,10 @@ Name = Annotated[str, Field(pattern=r"^\w[\w.-]{0,99}$")]
 """A site's name, a run's: folders are named by them."""
 Line = Annotated[str, Field(max_length=500), AfterValidator(one_line)]
 Count = Annotated[int, Field(ge=0, le=1 << 53)]
+Samples = Annotated[int, Field(ge=0, le=10_000_000)]
+"""Of a site: the server lays out an index of so many entries."""
+MOST_VALUES = 1 << 26
+"""Values of an image: the server tries the network on two of them."""
 H = TypeVar("H", bound="Head")
 
 
@@ -59,12 +63,18 @@ class Facts(BaseModel):
     channels: Annotated[int, Field(ge=1, le=4096)]
     height: Annotated[int, Field(ge=1, le=1 << 16)]
     width: Annotated[int, Field(ge=1, le=1 << 16)]
-    samples: tuple[Count, Count, Count]
+    samples: tuple[Samples, Samples, Samples]
     """Training, validation, test."""
     division: Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
     """Changes with the samples and their split: a site whose data are exchanged in the middle of a run is noticed."""
     fedfa: Line
     torch: Line
+
+    @model_validator(mode="after")
+    def _fits(self) -> Facts:
+        if self.channels * self.height * self.width > MOST_VALUES:
+            raise ValueError(f"its images have more than {MOST_VALUES:,} values")
+        return self
 
     @classmethod
     def of(cls, federation: Federation, client: str) -> Facts:
