@@ -170,8 +170,7 @@ def play_round(
     record = Record(
         round=round,
         clients=chosen,
-        # In the order of names: a mean of floats depends on its order, and a result must not on who was first.
-        loss=float(torch.stack([losses[name] for name in chosen if name in losses]).mean()) if losses else None,
+        loss=_mean_loss([losses[name] for name in chosen if name in losses]),
         refused=refused,
         bytes_down=size_in_bytes(broadcast.model) + size_in_bytes(sent),
         bytes_up=bytes_up,
@@ -213,6 +212,12 @@ def _refusal(take: Callable[..., None], *given: Any) -> str | None:
     except BadUpdate as bad:
         return str(bad)
     return None
+
+
+def _mean_loss(losses: Sequence[Tensor]) -> float | None:
+    """Over clients, in the order of their names: a mean of floats depends on its order, and a result must not on who
+    was first. An engine may have some of them on the host, others not."""
+    return float(torch.stack([loss.to(losses[0].device) for loss in losses]).mean()) if losses else None
 
 
 def _finite(value: Any) -> Any:
