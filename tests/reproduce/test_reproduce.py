@@ -168,6 +168,7 @@ def test_costs_are_measured_in_processes_of_their_own(tmp_path: Path) -> None:
         (["no-such"], "no table 'no-such'"),
         (["office-main"], "office-main needs Office-Caltech 10 in data/office_caltech10"),
         (["prostate-mini"], "fedfa reproduce fundus-mini"),
+        (["domainnet-main", "--data", "."], "domainnet-main needs DomainNet; a stand-in, as an experiment of its own"),
         (["digit-sites", "--rule", "median"], "--rule is last, last20, best, not 'median'"),
         (["digit-sites", "--only", "fedsomething"], "digit-sites has no row 'fedsomething'"),
         (["digit-sites", "rouns=3"], "unknown key 'rouns'"),

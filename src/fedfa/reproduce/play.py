@@ -84,7 +84,7 @@ def reproduce(name: str, overrides: dict[str, Any], wish: Wish) -> Results:
     failed: dict[str, UserError] = {}
     missing = _distinct([cell for cell in cells if known.find(cell) is None])
     if missing and not wish.table_only:
-        check_data(next(iter(missing.values())))
+        check_data(table, next(iter(missing.values())))
         apart = table.kind == "cost"
         failed = play_all(missing, ended, out=wish.out, at_once=wish.at_once, apart=apart, quiet=wish.quiet)
     results = gather(table, cells, known.find, rule)

@@ -224,18 +224,23 @@ def find_data(table: Table, data: Path | None) -> Settings:
         return {"source.path": str(place.resolve())}
     if data is not None:
         return {"source.path": str(data.resolve())}
-    instead = f"; a stand-in, as an experiment of its own: fedfa reproduce {table.stand_in}" if table.stand_in else ""
-    raise UserError(f"{table.name} needs {table.needs} in {place}, or wherever --data DIR says{instead}")
+    raise UserError(f"{table.name} needs {table.needs} in {place}, or wherever --data DIR says{_instead(table)}")
 
 
-def check_data(experiment: Experiment) -> None:
-    """Read an experiment's data once, so that what is wrong with them is said once, and not by every run."""
+def _instead(table: Table) -> str:
+    return f"; a stand-in, as an experiment of its own: fedfa reproduce {table.stand_in}" if table.stand_in else ""
+
+
+def check_data(table: Table, experiment: Experiment) -> None:
+    """Read a table's data once, so that what is wrong with them is said once, and not by every run."""
     source = experiment.build("source")
     if isinstance(source, Reader):
         try:
             source.pool()
         except ImportError as error:
             raise UserError(str(error)) from None
+        except UserError as error:
+            raise UserError(f"{error} ({table.name} needs {table.needs}{_instead(table)})") from None
 
 
 def describe(tables: Sequence[str]) -> list[tuple[str, str, str, str]]:

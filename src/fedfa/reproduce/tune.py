@@ -141,7 +141,7 @@ def tune(name: str, overrides: Settings, search: Search) -> Path:
         for key in names[experiment.title]:
             scores.setdefault(key, []).append(validation(run))
 
-    check_data(cells[0].experiment)
+    check_data(table, cells[0].experiment)
     distinct = {experiment.title: place for place, experiment in runs.items()}
     failed = play_all(
         {place: runs[place] for place in distinct.values()},

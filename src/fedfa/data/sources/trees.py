@@ -132,7 +132,7 @@ def read_items(
     """The pool of these images, or of those that `choose` takes, through the cache. `problems` are those found so
     far."""
     if not items:
-        first = f"; {problems[0].file}: {problems[0].what}" if problems else ""
+        first = f"; {': '.join(filter(None, (problems[0].file, problems[0].what)))}" if problems else ""
         raise UserError(f"{source}: there are no images in {root}{first}")
 
     def read(writer: Writer) -> Facts:
