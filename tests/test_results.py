@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
 from fedfa.cli import app
@@ -12,13 +13,20 @@ ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
 
 
-def test_the_table_is_made_of_its_runs(tmp_path: Path) -> None:
-    rows = ["--variant", "plain", "--only", "FedAvg,FedFA"]
-    words = ["reproduce", "office-main", *rows, "--table-only", "--quiet", "--from"]
-    made = CliRunner().invoke(app, [*words, str(RESULTS / "office-main-plain"), "--out", str(tmp_path)])
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("office-main-plain", ["office-main", "--variant", "plain"]),
+        ("mnist-writers", ["mnist-writers", "--seeds", "3"]),
+    ],
+)
+def test_a_table_is_made_of_its_runs(name: str, words: list[str], tmp_path: Path) -> None:
+    asked = ["reproduce", *words, "--only", "FedAvg,FedFA", "--table-only", "--quiet"]
+    made = CliRunner().invoke(app, [*asked, "--from", str(RESULTS / name), "--out", str(tmp_path)])
     assert made.exit_code == 0, made.output
-    for name in ("office-main-plain.md", "office-main-plain.csv", "office-main-plain.tex"):
-        assert (tmp_path / "tables" / name).read_text() == (RESULTS / "tables" / name).read_text()
+    for kind in ("md", "csv", "tex"):
+        file = f"{name}.{kind}"
+        assert (tmp_path / "tables" / file).read_text() == (RESULTS / "tables" / file).read_text()
 
 
 def test_pages_quote_the_table() -> None:
