@@ -135,7 +135,7 @@ def test_wandb_is_offline_unless_asked(tiny: dict[str, Any], tmp_path: Path, mon
             finish=lambda **how: ended.append(how["exit_code"]),
         )
 
-    fake.init = init  # type: ignore[attr-defined]
+    fake.init = init  # type: ignore[attr-defined]  # a module made for this test
     monkeypatch.setitem(sys.modules, "wandb", fake)
     monkeypatch.delenv("WANDB_MODE", raising=False)
     run = fedfa.run(tiny, root=tmp_path, trackers=["wandb"])

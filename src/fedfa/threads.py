@@ -29,7 +29,7 @@ def multiply_adds(model: nn.Module, x: Tensor) -> int:
         nonlocal total
         transposed = isinstance(layer, nn.modules.conv._ConvTransposeNd)  # whose weight is by inputs, not by outputs
         side = inputs[0] if transposed else output
-        total += side.numel() * layer.weight[0].numel()  # type: ignore[index]
+        total += side.numel() * layer.weight[0].numel()  # type: ignore[index]  # torch types a module's attributes as anything
 
     weighty = (nn.Linear, nn.modules.conv._ConvNd)
     hooks = [layer.register_forward_hook(count) for layer in model.modules() if isinstance(layer, weighty)]

@@ -105,7 +105,7 @@ def _crc_table() -> tuple[int, ...]:
     table = []
     for number in range(256):
         for _ in range(8):
-            number = number >> 1 ^ (0x82F63B78 if number & 1 else 0)  # noqa: PLW2901
+            number = number >> 1 ^ (0x82F63B78 if number & 1 else 0)  # noqa: PLW2901  # eight shifts of one number
         table.append(number)
     return tuple(table)
 

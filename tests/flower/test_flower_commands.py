@@ -138,7 +138,7 @@ def test_controls_are_for_the_server_itself(path: str, client: str, status: int)
         sent.append(message)
 
     scope = {"type": "http", "path": path, "client": (client, 4000), "server": ("192.0.2.1", 8000), "headers": []}
-    asyncio.run(superlink.ControlFromHere(inner)(scope, None, send))  # type: ignore[arg-type]
+    asyncio.run(superlink.ControlFromHere(inner)(scope, None, send))  # type: ignore[arg-type]  # what is refused never listens
     assert sent[0]["status"] == status
 
 
@@ -266,7 +266,7 @@ def test_status(tiny: dict[str, Any], tmp_path: Path) -> None:
             raise ValueError("boom")
         return app_of(message, context)
 
-    grid.app = breaks  # type: ignore[assignment]
+    grid.app = breaks  # type: ignore[assignment]  # an app that breaks, for this test
     run = server_app.play(grid, settings(tmp_path, tiny), Quiet())
     lines = flower("status", run.folder, "--watch").splitlines()
     assert lines[0].endswith(f"{run.folder.name}: round 3 of 3, complete")

@@ -119,7 +119,7 @@ def supernode(federation: Federation, name: str) -> int:
 
 def same(one: Run, other: Run) -> bool:
     """The same numbers, whatever the folders of images are called."""
-    (mine, best), (theirs, other_best) = one.latest(), other.latest()  # type: ignore[misc]
+    (mine, best), (theirs, other_best) = one.latest(), other.latest()  # type: ignore[misc]  # both have checkpoints, or it fails here
     untimed = [[{k: v for k, v in line.items() if k != "seconds"} for line in run.metrics] for run in (one, other)]
     equal = all(torch.equal(tensor, theirs.model[name]) for name, tensor in mine.model.items())
     return equal and mine.model.keys() == theirs.model.keys() and best == other_best and untimed[0] == untimed[1]

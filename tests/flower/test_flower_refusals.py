@@ -133,7 +133,7 @@ def test_an_error_of_a_site_and_one_that_never_answers(tmp_path: Path) -> None:
     run = federate(tmp_path, EXPERIMENT, grid_of(tmp_path, tamper=fail))
     assert run.metrics[0]["refused"] == {"south": "boom  [31m"}
 
-    class Deaf(type(grid_of(tmp_path))):  # type: ignore[misc]
+    class Deaf(type(grid_of(tmp_path))):  # type: ignore[misc]  # a base that is found at run time
         def pull_messages(self, message_ids: Any) -> Any:
             trains = {id for id, m in self._waiting.items() if m.metadata.message_type == "train"}
             silent = {id for id in trains if self._waiting[id].metadata.dst_node_id == 2}
@@ -160,7 +160,7 @@ def test_a_reply_that_flower_cannot_put_together_harms_nobody_else(tmp_path: Pat
                 damaged(grid._waiting[id], grid._waiting[id])
         return pull(ids)
 
-    grid.pull_messages = pull_messages  # type: ignore[method-assign]
+    grid.pull_messages = pull_messages  # type: ignore[method-assign]  # a grid that lies, for this test
     run = federate(tmp_path, EXPERIMENT, grid)
     assert run.metrics[0]["refused"] == {"south": "its message cannot be read"}
 
@@ -176,7 +176,7 @@ def test_a_superlink_that_is_too_busy_is_asked_again(tmp_path: Path) -> None:
             raise httpx.HTTPStatusError("busy", request=request, response=httpx.Response(code))
         return pull(ids)
 
-    grid.pull_messages = pull_messages  # type: ignore[method-assign]
+    grid.pull_messages = pull_messages  # type: ignore[method-assign]  # a grid that lies, for this test
     assert federate(tmp_path, EXPERIMENT, grid).metrics[0]["refused"] == {}
     refused = iter([403])
     with pytest.raises(httpx.HTTPStatusError):
@@ -240,7 +240,7 @@ def test_a_node_is_not_taken_for_another_whose_key_is_registered(tmp_path: Path)
             known.name = named[known.node_id]
         return nodes
 
-    grid.get_nodes = get_nodes  # type: ignore[method-assign]
+    grid.get_nodes = get_nodes  # type: ignore[method-assign]  # a grid that lies, for this test
     operator = Quiet()
     server_app.play(grid, settings(tmp_path, EXPERIMENT, wait=0.3), operator)
     assert "west is turned away: its key is registered for west, and it calls itself south" in operator.lines

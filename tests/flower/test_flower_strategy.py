@@ -114,7 +114,7 @@ class App:
         return Message(content, reply_to=message)
 
     def run(self, rounds: int = 1) -> dict[str, Tensor]:
-        grid = LocalGrid(self.client, {2: {}, 3: {}, 4: {}})  # type: ignore[arg-type]
+        grid = LocalGrid(self.client, {2: {}, 3: {}, 4: {}})  # type: ignore[arg-type]  # any callable answers as an app does
         result = self.strategy.start(grid, ArrayRecord(self.model.state_dict()), num_rounds=rounds)
         return dict(result.arrays.to_torch_state_dict())
 
@@ -181,7 +181,7 @@ def test_a_round_without_updates_changes_nothing() -> None:
     app = App()
     app.change = lambda node, tensors: NOTHING
     assert app.strategy.aggregate_train(1, []) == (None, None)
-    grid = LocalGrid(app.client, {2: {}, 3: {}})  # type: ignore[arg-type]
+    grid = LocalGrid(app.client, {2: {}, 3: {}})  # type: ignore[arg-type]  # any callable answers as an app does
     assert not app.strategy.start(grid, ArrayRecord(app.model.state_dict()), num_rounds=1).arrays
 
 
@@ -195,4 +195,4 @@ def test_models_that_have_no_layers_or_several_kinds() -> None:
 def test_the_package_says_what_it_has() -> None:
     assert importlib.import_module("fedfa.flower").FedFA is FedFA
     with pytest.raises(AttributeError, match=r"module 'fedfa\.flower' has no attribute 'FedAvg'"):
-        importlib.import_module("fedfa.flower").FedAvg  # noqa: B018
+        importlib.import_module("fedfa.flower").FedAvg  # noqa: B018  # looking it up is what is tested

@@ -111,7 +111,7 @@ def test_interrupted_and_continued_to_the_same_table(
     words = [sys.executable, "-m", "fedfa", "reproduce", "digit-sites", *SMALL, "-o", str(tmp_path)]
     for wanted in (1, 3):
         process = spawn(words)
-        wait_for(lambda: _rounds(tmp_path) > wanted)  # noqa: B023
+        wait_for(lambda: _rounds(tmp_path) > wanted)  # noqa: B023  # called before the next turn
         process.send_signal(signal.SIGINT)
         _, told = process.communicate(timeout=60)
         assert process.returncode == 130, told
