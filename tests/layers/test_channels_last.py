@@ -1,16 +1,36 @@
-"""Pooling and convolution with ways of their own in channels_last on a GPU: torch's values, torch's gradients."""
+"""Layers with ways of their own in channels_last on a GPU: torch's values, torch's gradients.
+
+Without a GPU their kernels run in Triton's interpreter, where Triton is: `test_interpreted` plays this file in a
+process of its own, in which a CPU passes for a GPU.
+"""
 
 from __future__ import annotations
+
+import copy
+import importlib
+import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from fedfa.layers.convolution import Conv2d
-from fedfa.layers.pooling import MaxPool2d
+from fedfa.data.federation import ClientIndex, Federation
+from fedfa.layers.convolution import convolve
+from fedfa.layers.normalisation import normalised
+from fedfa.layers.pooling import AdaptiveAvgPool2d, MaxPool2d
+from fedfa.nets import AlexNet, ResNet18, UNet
+from fedfa.precision import arithmetic
+from fedfa.state import frozen_statistics
 
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 cuda = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 DEVICES = ["cpu", pytest.param("cuda", marks=cuda)]
+TYPES = [torch.float32, torch.bfloat16]
 POOLS = [
     ((32, 64, 63, 63), 3, 2),
     ((3, 70, 8, 9), 2, 2),
@@ -18,6 +38,39 @@ POOLS = [
     ((2, 5, 9, 10), 3, 4),
     ((1, 1, 7, 7), 3, 2),
 ]
+if INTERPRETED:
+    del POOLS[0]
+FEATURES = [(32, 64, 31, 31), (4, 384, 7, 7), (3, 70, 8, 9), (2, 3, 13, 11), (2, 5, 1, 3)]
+if INTERPRETED:
+    FEATURES[0] = (8, 64, 9, 9)
+FOLDS = [(3, 64, 11, 4, 2, (63, 64)), (1, 5, 7, 2, 3, (20, 31)), (3, 8, 4, 4, 0, (16, 16)), (2, 4, 5, 3, 1, (12, 17))]
+
+
+@pytest.fixture(autouse=True)
+def exact(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No tf32, so that float32 can be compared; and in the interpreter, a CPU that passes for a GPU."""
+    for module in ("data.federation", "layers.convolution", "layers.normalisation", "layers.pooling"):
+        if INTERPRETED:
+            monkeypatch.setattr(f"fedfa.{module}.kernels", lambda name, device: importlib.import_module(name))
+    with arithmetic("float32"):
+        yield
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def last(x: Tensor, device: str, dtype: torch.dtype) -> Tensor:
+    return x.to(device, dtype).to(memory_format=torch.channels_last)
+
+
+def close(one: Tensor, other: Tensor, dtype: torch.dtype) -> None:
+    loose = 2e-2 if dtype == torch.bfloat16 else 1e-4
+    torch.testing.assert_close(one, other, atol=loose * max(float(other.detach().abs().max()), 1.0), rtol=0.0)
+
+
+def slopes(out: Tensor) -> Tensor:
+    return normal(*out.shape, seed=1).to(out)
 
 
 def both(ours: nn.Module, torchs: nn.Module, x: Tensor) -> None:
@@ -26,57 +79,203 @@ def both(ours: nn.Module, torchs: nn.Module, x: Tensor) -> None:
     for layer in (ours, torchs):
         own = x.clone(memory_format=torch.preserve_format).requires_grad_()
         out = layer(own)
-        slopes = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to(out)
-        grads = torch.autograd.grad(out, [own, *layer.parameters()], slopes)
-        found.append((out, *grads))
-    loose = 2e-2 if x.dtype == torch.bfloat16 else 1e-4
+        found.append((out, *torch.autograd.grad(out, [own, *layer.parameters()], slopes(out))))
     for one, other in zip(*found, strict=True):
-        scale = float(other.detach().abs().max())
-        torch.testing.assert_close(one, other, atol=loose * max(scale, 1.0), rtol=0.0)
+        close(one, other, x.dtype)
     assert torch.equal(found[0][0], found[1][0]) or not isinstance(ours, MaxPool2d)
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize(("shape", "size", "stride"), POOLS)
 def test_max_pooling(shape: tuple[int, ...], size: int, stride: int, dtype: torch.dtype, device: str) -> None:
-    x = torch.randn(shape, generator=torch.Generator().manual_seed(0)).mul(3).round()  # many are equal
-    x = x.to(device, dtype).to(memory_format=torch.channels_last)
-    both(MaxPool2d(size, stride), nn.MaxPool2d(size, stride), x)
+    x = normal(*shape).mul(3).round()  # many are equal
+    both(MaxPool2d(size, stride), nn.MaxPool2d(size, stride), last(x, device, dtype))
 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_max_pooling_keeps_nan(device: str) -> None:
-    x = torch.randn(2, 4, 8, 8).to(device).to(memory_format=torch.channels_last)
+    x = last(normal(2, 4, 8, 8), device, torch.float32)
     x[0, 1, 3, 3] = torch.nan
     torch.testing.assert_close(MaxPool2d(2)(x), nn.MaxPool2d(2)(x), equal_nan=True)
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_convolution(dtype: torch.dtype, device: str) -> None:
+@pytest.mark.parametrize("sides", [(7, 7), (6, 6), (7, 9), (13, 13)])
+def test_average_pooling(sides: tuple[int, int], device: str) -> None:
+    x = last(normal(3, 8, *sides), device, torch.float32)
+    both(AdaptiveAvgPool2d(6), nn.AdaptiveAvgPool2d(6), x)
+    both(AdaptiveAvgPool2d((6, None)), nn.AdaptiveAvgPool2d((6, None)), x)
+
+
+def layers(inputs: int, channels: int, device: str, bias: bool = True) -> nn.Sequential:
     torch.manual_seed(0)
-    ours, torchs = Conv2d(6, 16, 3, 2, 1), nn.Conv2d(6, 16, 3, 2, 1)
-    torchs.load_state_dict(ours.state_dict())
-    for layer in (ours, torchs):
-        layer.to(device, dtype).to(memory_format=torch.channels_last)
-    both(ours, torchs, torch.randn(4, 6, 15, 15).to(device, dtype).to(memory_format=torch.channels_last))
+    own = nn.Sequential(nn.Conv2d(inputs, channels, 3, padding=1, bias=bias), nn.BatchNorm2d(channels), nn.ReLU())
+    with torch.no_grad():
+        for tensor in (own[1].weight, own[1].bias, own[1].running_mean):
+            tensor.copy_(normal(channels, seed=2))  # some weights are negative
+    return own.to(device).to(memory_format=torch.channels_last)
+
+
+def trained(network: Any, layers: nn.Sequential, x: Tensor) -> list[Tensor]:
+    """Output, gradients where they are taken, and running statistics after a step."""
+    own = x.clone(memory_format=torch.preserve_format).requires_grad_()
+    out = network(own)
+    taken = [own, *layers.parameters()] if out.requires_grad else []
+    found = torch.autograd.grad(out, taken, slopes(out)) if taken else ()
+    return [out, *found, *layers.buffers()]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("shape", FEATURES)
+@pytest.mark.parametrize("relu", [True, False])
+def test_normalisation(relu: bool, shape: tuple[int, ...], dtype: torch.dtype, device: str) -> None:
+    """Where values are rounded to bfloat16 on the way some change their side of the ReLU: ours are no further from
+    float64 than torch's own. (The interpreter cuts bits off where a GPU rounds.)"""
+    channels, x = shape[1], last(normal(shape[0], 6, *shape[2:]), device, torch.float32)
+    ours, torchs = layers(6, channels, device), layers(6, channels, device)
+    if not relu:
+        torchs[2] = nn.Identity()
+    exact = copy.deepcopy(torchs).double()
+    for training in (True, False):
+        for own in (ours, torchs, exact):
+            own.train(training)
+        with torch.autocast(device, dtype, enabled=dtype == torch.bfloat16), torch.set_grad_enabled(training):
+            found = trained(lambda own: normalised(*ours[:2], own, ours[2] if relu else None), ours, x)
+            peers = trained(torchs, torchs, x)
+        with torch.set_grad_enabled(training):
+            wanted = trained(exact, exact, x.double())
+        for one, peer, right in zip(found, peers, wanted, strict=True):
+            far = [float((tensor - right).detach().double().norm()) for tensor in (one, peer)]
+            assert far[0] <= (4 if INTERPRETED else 1.5) * far[1] + 1e-5 * max(
+                float(right.detach().double().norm()), 1.0
+            )
+            assert one.dtype == peer.dtype and one.stride() == peer.stride()
+    assert found[-1] == wanted[-1] == 1  # batches
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_normalisation_far_from_zero_and_of_a_constant(device: str) -> None:
+    """A mean of a thousand standard deviations, as float32 can hold it, and no deviation at all."""
+    ours = layers(4, 4, device, bias=False)
+    nn.init.dirac_(ours[0].weight)
+    x = normal(8, 4, 9, 9)
+    x[:, 0] += 1000
+    x[:, 1] = 3
+    torchs, x = copy.deepcopy(ours).double(), last(x, device, torch.float32)
+    found = trained(lambda own: normalised(*ours[:2], own, ours[2]), ours, x)
+    wanted = trained(torchs, torchs, x.double())
+    for one, other in zip((found[0], *found[3:]), (wanted[0], *wanted[3:]), strict=True):
+        torch.testing.assert_close(one.double(), other.double(), atol=2e-3, rtol=1e-4)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_frozen_statistics_stay_where_they_are(device: str) -> None:
+    ours = layers(6, 8, device)
+    before = [tensor.clone() for tensor in ours.buffers()]
+    with frozen_statistics(ours):
+        normalised(*ours[:2], last(normal(4, 6, 9, 9), device, torch.float32), ours[2])
+    for tensor, held in zip(ours.buffers(), before, strict=True):
+        assert torch.equal(tensor, held)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_hook_is_heard(device: str) -> None:
+    ours, heard = layers(6, 8, device), []
+    ours[1].register_forward_hook(lambda _, __, out: heard.append(out.shape))
+    normalised(*ours[:2], last(normal(4, 6, 9, 9), device, torch.float32), ours[2])
+    assert heard == [(4, 8, 9, 9)]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize(("inputs", "outputs", "size", "stride", "padding", "sides"), FOLDS)
+def test_folded_convolution(
+    inputs: int, outputs: int, size: int, stride: int, padding: int, sides: Any, dtype: torch.dtype, device: str
+) -> None:
+    torch.manual_seed(0)
+    conv = nn.Conv2d(inputs, outputs, size, stride, padding).to(device).to(memory_format=torch.channels_last)
+    x = normal(4, inputs, *sides).to(device)
+    with torch.autocast(device, dtype, enabled=dtype == torch.bfloat16):
+        found, wanted = convolve(conv, x), conv._conv_forward(x, conv.weight, None)
+    assert found.dtype == wanted.dtype and found.shape == wanted.shape
+    close(found, wanted, dtype)
+    for one, other in zip(
+        *(torch.autograd.grad(out, conv.weight, slopes(out)) for out in (found, wanted)), strict=True
+    ):
+        assert one.stride() == conv.weight.stride() or inputs == 1  # where formats are alike
+        close(one, other, dtype)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_batch_is_its_bytes_over_255(device: str) -> None:
+    images = torch.arange(256, dtype=torch.uint8).repeat(9).view(3, 3, 16, 16)
+    none = torch.arange(0)
+    federation = Federation(
+        "bytes",
+        "classification",
+        images,
+        torch.arange(3),
+        tuple("abc"),
+        {"a": ClientIndex(torch.arange(3), none, none)},
+    ).to(device)
+    index = torch.tensor([2, 0])
+    x, y = federation.batch(index.to(device))
+    assert torch.equal(x.cpu(), images[index].float() / 255)
+    assert y.tolist() == [2, 0]
+    assert len(federation.batch(none.to(device))[0]) == 0
 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_gradient_of_the_gradient(device: str) -> None:
     torch.manual_seed(0)
-    kinds = ((Conv2d, MaxPool2d), (nn.Conv2d, nn.MaxPool2d))
-    networks = [
-        nn.Sequential(conv(2, 4, 3), nn.Tanh(), pool(2), nn.Flatten(), nn.Linear(36, 1)) for conv, pool in kinds
-    ]
-    networks[1].load_state_dict(networks[0].state_dict())
+    ours = nn.Sequential(*layers(2, 4, device), MaxPool2d(2), nn.Flatten(), nn.Linear(64, 1)).to(device)
+    torchs = copy.deepcopy(ours)
+    torchs[3] = nn.MaxPool2d(2)
     found = []
-    for network in networks:
-        network.to(device).to(memory_format=torch.channels_last)
-        x = torch.linspace(-1, 1, 2 * 2 * 64).view(2, 2, 8, 8).to(device).to(memory_format=torch.channels_last)
-        x.requires_grad_()
-        (slope,) = torch.autograd.grad(network(x).square().sum(), x, create_graph=True)
-        found.append(torch.autograd.grad(slope.square().sum(), list(network.parameters())))
+    for network, first in ((ours, lambda x: normalised(*ours[:2], x, ours[2])), (torchs, torchs[:3])):
+        x = last(torch.linspace(-1, 1, 2 * 2 * 64).view(2, 2, 8, 8), device, torch.float32).requires_grad_()
+        (slope,) = torch.autograd.grad(network[3:](first(x)).square().sum(), x, create_graph=True)
+        found.append(torch.autograd.grad(slope.square().sum(), list(network.parameters())[1:], allow_unused=True))
     for one, other in zip(*found, strict=True):
-        torch.testing.assert_close(one, other, atol=1e-3, rtol=1e-2)
+        if other is not None and float(other.abs().max()) > 1e-4:  # a convolution's bias moves nothing
+            torch.testing.assert_close(one, other, atol=1e-3, rtol=1e-2)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    ("network", "shape"),
+    [
+        (AlexNet, (4, 3, 80, 80)),
+        (lambda classes: ResNet18(classes, stem="imagenet"), (4, 3, 32, 32)),
+        (UNet, (4, 3, 32, 32)),
+    ],
+)
+def test_networks_are_as_they_are_in_torch(network: Any, shape: tuple[int, ...], device: str) -> None:
+    """A step of each in channels_last against one in the ordinary format, in float64."""
+    torch.manual_seed(1)
+    ours = network(5).to(device).to(memory_format=torch.channels_last)
+    plain = copy.deepcopy(ours).double().to(memory_format=torch.contiguous_format)
+    x = normal(*shape, seed=1).to(device)
+    out, wanted = ours(x), plain(x.double())
+    close(out, wanted.float(), torch.float32)
+    out.square().mean().backward()
+    wanted.square().mean().backward()
+    for (name, one), other in zip(ours.named_parameters(), plain.parameters(), strict=True):
+        assert one.grad is not None and other.grad is not None
+        scale = max(float(other.grad.abs().max()), 1e-3)
+        torch.testing.assert_close(
+            one.grad.double(), other.grad, atol=2e-3 * scale, rtol=0.0, msg=lambda m, n=name: n + m
+        )
+    for one, other in zip(ours.buffers(), plain.buffers(), strict=True):
+        torch.testing.assert_close(one.double(), other.double(), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.skipif(INTERPRETED or torch.cuda.is_available(), reason="the kernels run as they are")
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
+def test_interpreted() -> None:
+    own = {**os.environ, "TRITON_INTERPRET": "1"}
+    command = [sys.executable, "-m", "pytest", "-q", __file__]
+    ran = subprocess.run(command, env=own, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout

@@ -8,7 +8,7 @@ same kernels serve NCHW and channels_last.
 Forward: `_moments` (reads the features: mean and squared deviations of every sample and channel), `_widths` (small,
 a channel at a time over the batch: Σ̂, the running statistics, and the two numbers a and b that every sample and
 channel needs), `_apply` (x̂ = x + a·(x − μ) + b). Backward: `_sums` (Σ G and Σ G·(x − μ)), `_pulls` (small), `_spread`
-(dx = G·(1 + a) + inner·(x − μ) + outer). All sums are float32. Where a gate is closed nothing is reduced, and the
+(dx = G·(1 + a) + inner·(x − μ) + outer). All sums are float32. Where a gate is closed nothing is computed, and the
 features or their gradient are copied.
 
 Nothing waits for the device and every block size follows from shapes, so all of it can be captured in a CUDA graph.
@@ -27,12 +27,14 @@ from fedfa.layers.ffa import FFA, RANDOM_STD, Fusion, Spread, augment_reference
 
 TILE = 4096
 """Elements that a program holds at once."""
-PROGRAMS = 256
+PROGRAMS = 512
 """As many programs as keep every multiprocessor of a large GPU busy."""
 SECTOR = 16
 """Channels side by side that a program reads at least: 32 bytes in half precision, what memory gives at once."""
+FEW = 8
+"""Channels of a program of the small kernels, which read float32."""
 SAMPLES = 64
-"""Samples that the small kernels hold at once."""
+"""Samples that such a program holds at once. It is of one warp: its sums then wait for no other."""
 SHARED = ["batch", "pixels", "chunk"]
 """Arguments whose value is not worth a compilation of its own."""
 
@@ -132,7 +134,7 @@ def _widths(
     running_mean, running_std, batches,
     batch, channels, pixels, chunk, noise_k, noise_b, noise_c, factor, offset, weight, eps,
     factored: tl.constexpr, shifted: tl.constexpr, tracked: tl.constexpr, gated: tl.constexpr,
-    unbiased: tl.constexpr, block_b: tl.constexpr, block_c: tl.constexpr,
+    skipped: tl.constexpr, unbiased: tl.constexpr, block_b: tl.constexpr, block_c: tl.constexpr,
 ):  # fmt: skip
     """From `parts` to `rows` (6, B, C): μ, σ, b, a, and dΣ̂/dμ, dΣ̂/dσ; and to `centres` (2, C), the statistics' means
     over the batch. Moves the running statistics too, where the gate is open."""
@@ -143,26 +145,27 @@ def _widths(
     if unbiased:
         divisor = tl.maximum(divisor - 1, 1.0)
         samples = tl.maximum(samples - 1, 1.0)
+    end = batch
+    if skipped:
+        end = tl.where(tl.load(gate) != 0, batch, 0)
     mean = tl.zeros([1, block_c], tl.float32)
     mean_square = tl.zeros([1, block_c], tl.float32)
     std = tl.zeros([1, block_c], tl.float32)
     std_square = tl.zeros([1, block_c], tl.float32)
-    for start in range(0, batch, block_b):
+    for start in range(0, end, block_b):
         b = start + tl.arange(0, block_b)[:, None]
         mask = (b < batch) & inside
         own_mean, own_std = _statistics(parts, b, c, mask, batch, channels, pixels, chunk, divisor, eps)
         count = tl.minimum(batch - start, block_b) * 1.0
         mean, mean_square = _gathered(own_mean, mask, count, start * 1.0, mean, mean_square, 0)
         std, std_square = _gathered(own_std, mask, count, start * 1.0, std, std_square, 0)
-    extra = 0.0
-    if unbiased:
-        extra = tl.where(batch > 1, eps, 0.0)
+    extra = tl.where(batch > 1, eps, 0.0) if unbiased else 0.0
     mean_factor, std_factor = _term(factor, factor_mean, factor_std, c, inside, factored)
     mean_offset, std_offset = _term(offset, offset_mean, offset_std, c, inside, shifted)
     mean_width, mean_slope = _width(mean_square / samples + extra, mean_factor, mean_offset, samples)
     std_width, std_slope = _width(std_square / samples + extra, std_factor, std_offset, samples)
     plane = batch * channels
-    for start in range(0, batch, block_b):
+    for start in range(0, end, block_b):
         b = start + tl.arange(0, block_b)[:, None]
         mask = (b < batch) & inside
         own_mean, own_std = _statistics(parts, b, c, mask, batch, channels, pixels, chunk, divisor, eps)
@@ -204,13 +207,16 @@ def _apply(
     value = tl.load(x + place, mask=mask, other=0)
     plane = batch * channels
     row = rows + sample * channels + c
-    mean = tl.load(row, mask=inside, other=0)[:, None]
-    shift = tl.load(row + 2 * plane, mask=inside, other=0)[:, None]
-    scale = tl.load(row + 3 * plane, mask=inside, other=0)[:, None]
+    known = inside
+    if gated:
+        known &= tl.load(gate) != 0  # zeros otherwise, with which x̂ is x
+    mean = tl.load(row, mask=known, other=0)[:, None]
+    shift = tl.load(row + 2 * plane, mask=known, other=0)[:, None]
+    scale = tl.load(row + 3 * plane, mask=known, other=0)[:, None]
     wide = value.to(tl.float32)
     new = (wide + scale * (wide - mean) + shift).to(value.dtype)
     if gated:
-        new = tl.where(tl.load(gate) != 0, new, value)
+        new = tl.where(tl.load(gate) != 0, new, value)  # infinities too
     tl.store(out + place, new, mask=mask)
 
 
@@ -231,20 +237,20 @@ def _sums(
         end = tl.where(tl.load(gate) != 0, last, first)
     place = sample.to(tl.int64) * channels * pixels + c * step_c
     mean = tl.load(rows + sample * channels + c, mask=inside, other=0)[:, None]
-    outer = tl.zeros([block_c], tl.float32)
-    inner = tl.zeros([block_c], tl.float32)
+    outer = tl.zeros([block_c, block_p], tl.float32)
+    inner = tl.zeros([block_c, block_p], tl.float32)
     for start in range(first, end, block_p):
         p = start + tl.arange(0, block_p)
         mask = inside[:, None] & (p < last)[None, :]
         here = place[:, None] + p[None, :] * step_p
         value = tl.load(x + here, mask=mask, other=0).to(tl.float32)
         slope = tl.load(grad + here, mask=mask, other=0).to(tl.float32)
-        outer += tl.sum(slope, 1)
-        inner += tl.sum(tl.where(mask, slope * (value - mean), 0.0), 1)
+        outer += slope
+        inner += tl.where(mask, slope * (value - mean), 0.0)
     plane = batch * channels
     spot = parts + tl.program_id(1) * 2 * plane + sample * channels + c
-    tl.store(spot, outer, mask=inside)
-    tl.store(spot + plane, inner, mask=inside)
+    tl.store(spot, tl.sum(outer, 1), mask=inside)
+    tl.store(spot + plane, tl.sum(inner, 1), mask=inside)
 
 
 @triton.jit
@@ -263,8 +269,8 @@ def _total(parts, b, c, mask, batch, channels, pixels, chunk):
 
 @triton.jit(do_not_specialize=SHARED)
 def _pulls(
-    parts, noise, rows, pulls, batch, channels, pixels, chunk, noise_k, noise_b, noise_c,
-    unbiased: tl.constexpr, block_b: tl.constexpr, block_c: tl.constexpr,
+    parts, noise, gate, rows, pulls, batch, channels, pixels, chunk, noise_k, noise_b, noise_c,
+    gated: tl.constexpr, unbiased: tl.constexpr, block_b: tl.constexpr, block_c: tl.constexpr,
 ):  # fmt: skip
     """`outer` and `inner` of every sample and channel (2, B, C): how μ, σ and, through all samples of the batch, Σ̂
     pull at its pixels."""
@@ -274,9 +280,12 @@ def _pulls(
     divisor = pixels * 1.0
     if unbiased:
         divisor = tl.maximum(divisor - 1, 1.0)
+    end = batch
+    if gated:
+        end = tl.where(tl.load(gate) != 0, batch, 0)
     mean_pull = tl.zeros([1, block_c], tl.float32)
     std_pull = tl.zeros([1, block_c], tl.float32)
-    for start in range(0, batch, block_b):
+    for start in range(0, end, block_b):
         b = start + tl.arange(0, block_b)[:, None]
         mask = (b < batch) & inside
         outer, inner = _total(parts, b, c, mask, batch, channels, pixels, chunk)
@@ -284,7 +293,7 @@ def _pulls(
         spot = noise + b * noise_b + c * noise_c
         mean_pull += tl.sum(tl.load(spot, mask=mask, other=0).to(tl.float32) * outer, 0)[None, :]
         std_pull += tl.sum(tl.load(spot + noise_k, mask=mask, other=0).to(tl.float32) * (inner / std), 0)[None, :]
-    for start in range(0, batch, block_b):
+    for start in range(0, end, block_b):
         b = start + tl.arange(0, block_b)[:, None]
         mask = (b < batch) & inside
         outer, inner = _total(parts, b, c, mask, batch, channels, pixels, chunk)
@@ -317,10 +326,11 @@ def _spread(
     value = tl.load(x + place, mask=mask & (p < end)[None, :], other=0).to(tl.float32)
     plane = batch * channels
     row = sample * channels + c
-    mean = tl.load(rows + row, mask=inside, other=0)[:, None]
-    scale = tl.load(rows + row + 3 * plane, mask=inside, other=0)[:, None]
-    outer = tl.load(pulls + row, mask=inside, other=0)[:, None]
-    inner = tl.load(pulls + row + plane, mask=inside, other=0)[:, None]
+    known = inside & (end > 0)
+    mean = tl.load(rows + row, mask=known, other=0)[:, None]
+    scale = tl.load(rows + row + 3 * plane, mask=known, other=0)[:, None]
+    outer = tl.load(pulls + row, mask=known, other=0)[:, None]
+    inner = tl.load(pulls + row + plane, mask=known, other=0)[:, None]
     wide = slope.to(tl.float32)
     new = (wide + scale * wide + (inner * (value - mean) + outer)).to(slope.dtype)
     if gated:
@@ -449,7 +459,7 @@ class _Launch:
         self.step_c, self.step_p = found
         self.batch, self.channels = x.shape[:2]
         self.pixels = x[0, 0].numel()
-        self.small = (triton.cdiv(self.channels, SECTOR),)
+        self.small = (triton.cdiv(self.channels, FEW),)
         self.block_b = min(triton.next_power_of_2(self.batch), SAMPLES)
 
     def tile(self, programs: int) -> tuple[int, int]:
@@ -516,7 +526,8 @@ def forward(
             batch, channels, pixels, chunk, *noise.stride(), float(factor.base), float(offset.base),
             0.0 if running is None else 1 - running.momentum, float(eps),
             factored=factor.mean is not None, shifted=offset.mean is not None, tracked=running is not None,
-            gated=gate is not None, unbiased=unbiased, block_b=launch.block_b, block_c=SECTOR,
+            gated=gate is not None, skipped=skip and gate is not None, unbiased=unbiased,
+            block_b=launch.block_b, block_c=FEW, num_warps=1,
         )  # fmt: skip
         block_c, block_p = launch.tile(0)
         _apply[launch.grid(block_c, triton.cdiv(pixels, block_p))](
@@ -544,8 +555,8 @@ def backward(grad: Tensor, x: Tensor, noise: Tensor, rows: Tensor, gate: Tensor 
             gated=gate is not None, block_c=block_c, block_p=block_p, num_warps=_warps(block_c * block_p),
         )  # fmt: skip
         _pulls[launch.small](
-            parts, noise, rows, pulls, batch, channels, pixels, chunk, *noise.stride(),
-            unbiased=unbiased, block_b=launch.block_b, block_c=SECTOR,
+            parts, noise, opened, rows, pulls, batch, channels, pixels, chunk, *noise.stride(),
+            gated=gate is not None, unbiased=unbiased, block_b=launch.block_b, block_c=FEW, num_warps=1,
         )  # fmt: skip
         block_c, block_p = launch.tile(0)
         _spread[launch.grid(block_c, triton.cdiv(pixels, block_p))](

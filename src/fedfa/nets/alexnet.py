@@ -12,8 +12,8 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from fedfa.layers.convolution import Conv2d
-from fedfa.layers.pooling import MaxPool2d
+from fedfa.layers.normalisation import normalised
+from fedfa.layers.pooling import AdaptiveAvgPool2d, MaxPool2d
 from fedfa.nets.stages import Augment, augment_layers, scaled
 
 
@@ -40,15 +40,15 @@ class AlexNet(nn.Module):
         first, second, third, fourth, last = channels
         self.features = nn.ModuleList(
             [
-                _stage(in_channels, first, kernel=11, stride=4, padding=2, pool=True),
-                _stage(first, second, kernel=5, padding=2, pool=True),
-                _stage(second, third, kernel=3, padding=1),
-                _stage(third, fourth, kernel=3, padding=1),
-                _stage(fourth, last, kernel=3, padding=1, pool=True),
+                _Stage(in_channels, first, kernel=11, stride=4, padding=2, pool=True),
+                _Stage(first, second, kernel=5, padding=2, pool=True),
+                _Stage(second, third, kernel=3, padding=1),
+                _Stage(third, fourth, kernel=3, padding=1),
+                _Stage(fourth, last, kernel=3, padding=1, pool=True),
             ]
         )
         self.classifier = nn.Sequential(
-            nn.AdaptiveAvgPool2d(6),
+            AdaptiveAvgPool2d(6),
             nn.Flatten(),
             nn.Linear(last * 6 * 6, hidden),
             nn.BatchNorm1d(hidden),
@@ -67,10 +67,19 @@ class AlexNet(nn.Module):
         return x
 
 
-def _stage(inputs: int, outputs: int, kernel: int, padding: int, stride: int = 1, pool: bool = False) -> nn.Sequential:
-    layers = [
-        Conv2d(inputs, outputs, kernel, stride, padding),
-        nn.BatchNorm2d(outputs),
-        nn.ReLU(inplace=True),
-    ]
-    return nn.Sequential(*layers, MaxPool2d(3, 2)) if pool else nn.Sequential(*layers)
+class _Stage(nn.Sequential):
+    """Convolution, normalisation, ReLU and, where the stage ends in one, a pool."""
+
+    def __init__(
+        self, inputs: int, outputs: int, kernel: int, padding: int, stride: int = 1, pool: bool = False
+    ) -> None:
+        pools = [MaxPool2d(3, 2)] if pool else []
+        conv = nn.Conv2d(inputs, outputs, kernel, stride, padding)
+        super().__init__(conv, nn.BatchNorm2d(outputs), nn.ReLU(inplace=True), *pools)
+
+    def forward(self, x: Tensor) -> Tensor:
+        conv, norm, relu, *pools = self
+        x = normalised(conv, norm, x, relu)  # type: ignore[arg-type]  # what __init__ put there
+        for pool in pools:
+            x = pool(x)
+        return x

@@ -13,6 +13,7 @@ from typing import ClassVar, Literal, get_args
 
 from torch import Tensor, nn
 
+from fedfa.layers.normalisation import normalised
 from fedfa.nets.stages import Augment, augment_layers, scaled
 
 Stem = Literal["cifar", "imagenet"]
@@ -62,7 +63,7 @@ class ResNet18(nn.Module):
         self.augments = nn.ModuleList(augment_layers(channels, augment, stages))
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
+        x = self.maxpool(normalised(self.conv1, self.bn1, x, self.relu))
         stages = (self.layer1, self.layer2, self.layer3, self.layer4)
         for stage, augment in zip(stages, self.augments, strict=True):
             x = augment(stage(x))
@@ -80,15 +81,26 @@ class BasicBlock(nn.Module):
         self.relu = nn.ReLU(inplace=True)
         self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
         self.bn2 = nn.BatchNorm2d(outputs)
-        self.downsample: nn.Module = nn.Identity()
-        if stride != 1 or inputs != outputs:
-            self.downsample = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+        changes = stride != 1 or inputs != outputs
+        self.downsample: nn.Module = _Projection(inputs, outputs, stride) if changes else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.bn2(self.conv2(self.relu(self.bn1(self.conv1(x)))))
+        out = normalised(self.conv1, self.bn1, x, self.relu)
+        out = normalised(self.conv2, self.bn2, out)
         out += self.downsample(x)
-        out = self.relu(out)
-        return out
+        rectified: Tensor = self.relu(out)
+        return rectified
+
+
+class _Projection(nn.Sequential):
+    """A 1×1 convolution and its normalisation."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        conv, norm = self
+        return normalised(conv, norm, x)  # type: ignore[arg-type]  # what __init__ put there
 
 
 def _stage(inputs: int, outputs: int, stride: int) -> nn.Sequential:

@@ -16,6 +16,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from fedfa.layers.normalisation import normalised
 from fedfa.layers.pooling import MaxPool2d
 from fedfa.nets.stages import Augment, augment_layers, scaled
 
@@ -42,10 +43,10 @@ class UNet(nn.Module):
         widths = scaled(self.stage_channels, width)
         pools = len(widths) - 1
         upwards = list(pairwise(reversed(widths)))
-        self.encoders = nn.ModuleList([_block(low, high) for low, high in pairwise((in_channels, *widths))])
+        self.encoders = nn.ModuleList([_Block(low, high) for low, high in pairwise((in_channels, *widths))])
         self.pools = nn.ModuleList([*(MaxPool2d(2) for _ in range(pools)), nn.Identity()])
         self.ups = nn.ModuleList([nn.ConvTranspose2d(high, low, 2, stride=2) for high, low in upwards])
-        self.decoders = nn.ModuleList([_block(2 * low, low) for _, low in upwards])
+        self.decoders = nn.ModuleList([_Block(2 * low, low) for _, low in upwards])
         self.head = nn.Conv2d(widths[0], num_classes, 1)
         self.augments = nn.ModuleList(augment_layers(widths, augment, stages))
         self.multiple = 2**pools
@@ -65,13 +66,17 @@ class UNet(nn.Module):
         return x
 
 
-def _block(inputs: int, outputs: int) -> nn.Sequential:
+class _Block(nn.Sequential):
     """Table unet_block."""
-    return nn.Sequential(
-        nn.Conv2d(inputs, outputs, 3, padding=1, bias=False),
-        nn.BatchNorm2d(outputs),
-        nn.ReLU(inplace=True),
-        nn.Conv2d(outputs, outputs, 3, padding=1, bias=False),
-        nn.BatchNorm2d(outputs),
-        nn.ReLU(inplace=True),
-    )
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        layers: list[nn.Module] = []
+        for width in (inputs, outputs):
+            conv = nn.Conv2d(width, outputs, 3, padding=1, bias=False)
+            layers += [conv, nn.BatchNorm2d(outputs), nn.ReLU(inplace=True)]
+        super().__init__(*layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        conv, norm, relu, conv_2, norm_2, relu_2 = self
+        x = normalised(conv, norm, x, relu)  # type: ignore[arg-type]  # what __init__ put there
+        return normalised(conv_2, norm_2, x, relu_2)  # type: ignore[arg-type]
