@@ -50,6 +50,22 @@ class TestExactSum:
             exact.add({"x": torch.tensor([value])})
         assert exact.divided(1)["x"].item() == 1.0
 
+    def test_the_first_term_is_as_good_as_one_added_to_zeros(self) -> None:
+        first, zeros = ExactSum(), ExactSum()
+        values = torch.tensor([-0.0, 0.0, 1e-38, -3.3e38, 0.1])
+        zeros.add({"x": torch.zeros(5)})
+        for each in (first, zeros):
+            each.add({"x": values}, 459)
+        assert torch.equal(first._high, zeros._high) and torch.equal(first._low, zeros._low)
+        assert not first._high[:2].signbit().any(), "a sum has no −0"
+
+    def test_types_stay(self) -> None:
+        tensors = {"a": torch.tensor([1.5]), "b": torch.tensor([2.5]).double(), "c": torch.tensor([3])}
+        exact = ExactSum()
+        exact.add(tensors, 3)
+        for name, mean in exact.divided(3).items():
+            assert mean.dtype == tensors[name].dtype and torch.equal(mean, tensors[name])
+
     def test_many_chunks_and_shapes(self) -> None:
         tensors = {"a": torch.randn(300, 400), "b": torch.randn(7), "c": torch.tensor(2.0)}
         exact = ExactSum()

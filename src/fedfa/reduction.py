@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fedfa.kernels import kernels
+from fedfa.rows import cut, in_a_row, joined, owners
 
 CHUNK = 1 << 15
 """Entries added at a time on the CPU: what an addition needs besides the sum stays in the cache."""
@@ -62,7 +63,13 @@ class Across:
     mean: Tensor
     variance: Tensor
     """Biased: divided by the number of clients (Eq. shareing)."""
-    clients: int
+    counted: Tensor
+    """How many clients weighed in, where the statistic is: on a GPU nobody need wait for it."""
+
+    @property
+    def clients(self) -> int:
+        """How many clients weighed in."""
+        return int(self.counted)
 
 
 @dataclass(frozen=True)
@@ -79,34 +86,48 @@ class ExactSum:
     """Σ wᵢ·vᵢ of named tensors, with integer weights, independent of the order of its terms."""
 
     def __init__(self) -> None:
-        self._like: dict[str, Tensor] | None = None
+        self._shapes: dict[str, torch.Size] | None = None
+        self._types: list[torch.dtype] = []
         self._high = self._low = torch.empty(0, dtype=torch.float64)
 
+    @torch.no_grad()
     def add(self, tensors: Mapping[str, Tensor], weight: int = 1, row: Tensor | None = None) -> None:
         """Add tensors; `row` is all of them in one, if that is at hand."""
-        if self._like is None:
-            self._like = {name: torch.empty_like(tensor, device="meta") for name, tensor in tensors.items()}
-        if not self._like:
+        if self._shapes is None:
+            self._shapes = {name: tensor.shape for name, tensor in tensors.items()}
+            self._types = [tensor.dtype for tensor in tensors.values()]
+        if not self._shapes:
             return
-        flat = torch.cat([tensors[name].detach().reshape(-1) for name in self._like]) if row is None else row
+        flat = joined([tensors[name] for name in self._shapes]) if row is None else row
+        fused = _fused(flat)
         if not self._high.numel():
-            self._high = torch.zeros(flat.shape, dtype=torch.float64, device=flat.device)
-            self._low = torch.zeros_like(self._high)
-        if (fused := _fused(flat)) is not None:
+            self._high, self._low = (fused.started if fused is not None else _started)(flat, weight)
+        elif fused is not None:
             fused.add(self._high, self._low, flat, weight)
-            return
-        size = CHUNK if flat.device.type == "cpu" else flat.numel()
-        for part, high, low in zip(flat.split(size), self._high.split(size), self._low.split(size), strict=True):
-            _two_sum_(high, low, part.double().mul_(weight))
+        else:
+            size = CHUNK if flat.device.type == "cpu" else flat.numel()
+            for part, high, low in zip(flat.split(size), self._high.split(size), self._low.split(size), strict=True):
+                _two_sum_(high, low, part.double().mul_(weight))
 
     def divided(self, by: int) -> dict[str, Tensor]:
         """The sum over `by`, in the tensors' own types."""
-        like = self._like or {}
-        mean = (self._high + self._low).div_(by)
-        if len(types := {tensor.dtype for tensor in like.values()}) == 1:
-            mean = mean.to(types.pop())  # one launch, not one a tensor
-        parts = mean.split([tensor.numel() for tensor in like.values()])
-        return {name: part.view(t.shape).to(t.dtype) for (name, t), part in zip(like.items(), parts, strict=True)}
+        shapes = self._shapes or {}
+        types = set(self._types)
+        mean = self._mean(by, types.pop() if len(types) == 1 else torch.float64)  # one launch, not one a tensor
+        found = zip(shapes, cut(mean, list(shapes.values())), self._types, strict=True)
+        return {name: part if part.dtype == type else part.to(type) for name, part, type in found}
+
+    def _mean(self, by: int, type: torch.dtype) -> Tensor:
+        if type in (torch.float32, torch.float64) and (fused := _fused(self._high)) is not None:
+            mean: Tensor = fused.divided(self._high, self._low, by, type)
+            return mean
+        return (self._high + self._low).div_(by).to(type)
+
+
+def _started(row: Tensor, weight: int) -> tuple[Tensor, Tensor]:
+    """The sum of one term, as its high and low: what adding it to zeros gives (so there is no −0 in a sum)."""
+    high = torch.zeros(row.shape, dtype=torch.float64, device=row.device).add_(row, alpha=weight)
+    return high, torch.zeros_like(high)
 
 
 def _two_sum_(high: Tensor, low: Tensor, value: Tensor) -> None:
@@ -121,7 +142,7 @@ def _two_sum_(high: Tensor, low: Tensor, value: Tensor) -> None:
 
 
 def _fused(flat: Tensor) -> ModuleType | None:
-    """The same addition as one kernel, where there is a GPU that runs it."""
+    """The same arithmetic as single kernels, where there is a GPU that runs them."""
     return kernels("fedfa.reduction_triton", flat.device) if flat.dtype in (torch.float32, torch.float64) else None
 
 
@@ -145,12 +166,14 @@ class Reduction:
         self.clients = 0
         self._weight = 0
         self._model, self._means, self._moments = ExactSum(), ExactSum(), ExactSum()
-        self._counters: Tensor | int = 0
-        self._reporting: Tensor | int = 0
+        self._counters: Tensor | None = None
+        self._reporting: Tensor | None = None
         self._centre: Tensor | None = None
-        self._sizes: dict[str, int] = {}
+        self._owners = torch.empty(0, dtype=torch.int64)
+        self._spread: dict[str, torch.Size] = {}
         self._expected = expected
 
+    @torch.no_grad()
     def add(self, update: Update) -> None:
         """Add one client's update, or raise :class:`BadUpdate` and leave the sums as they are."""
         if not update.sound:
@@ -162,9 +185,9 @@ class Reduction:
         self._weight += update.weight
         floats = {name: t for name, t in update.model.items() if t.is_floating_point()}
         self._model.add(floats, update.weight, update.row)
-        counters = [update.model[name].reshape(-1) for name in self._integers]
-        if counters:
-            self._counters = self._counters + torch.cat(counters) * update.weight
+        if self._integers:
+            counters = torch.cat([update.model[name].flatten() for name in self._integers]) * update.weight
+            self._counters = counters if self._counters is None else self._counters + counters
         self._means.add(report.means)
         if report.spreads:
             self._add_spreads(report.spreads)
@@ -172,43 +195,45 @@ class Reduction:
     def _add_spreads(self, spreads: Mapping[str, tuple[Tensor, Tensor]]) -> None:
         """Deviations from the centres and their squares, all statistics in a row; a weight of 0 takes one out."""
         if self._centre is None:
-            self._sizes = {name: value.numel() for name, (value, _) in spreads.items()}
-            zero = torch.zeros((), dtype=torch.float64)
-            parts = [self._centres.get(n, zero.to(v.device)).double().expand_as(v) for n, (v, _) in spreads.items()]
-            self._centre = torch.cat([part.reshape(-1) for part in parts])
-        values = torch.cat([spreads[name][0].detach().reshape(-1).double() for name in self._sizes])
-        weights = torch.stack([spreads[name][1].reshape(()) for name in self._sizes])
-        each = torch.cat([weights[i].expand(size) for i, size in enumerate(self._sizes.values())])
-        deviation = (values - self._centre) * each
+            self._centre = self._centres_of(spreads)
+            self._spread = {name: value.shape for name, (value, _) in spreads.items()}
+            self._owners = owners(tuple(map(torch.Size.numel, self._spread.values())), self._centre.device)
+        values = torch.cat([spreads[name][0].flatten() for name in self._spread])
+        weights = torch.cat([spreads[name][1].reshape(1) for name in self._spread])
+        deviation = (values - self._centre) * weights.index_select(0, self._owners)  # in float64, as the centre is
         self._moments.add({"": (row := torch.cat((deviation, deviation * deviation)))}, row=row)
-        self._reporting = self._reporting + weights
+        self._reporting = weights if self._reporting is None else self._reporting + weights
+
+    def _centres_of(self, spreads: Mapping[str, tuple[Tensor, Tensor]]) -> Tensor:
+        """The points that deviations are measured from, in a row; 0 where there are none yet."""
+        parts = [
+            self._centres[name].expand_as(value) if name in self._centres else torch.zeros_like(value)
+            for name, (value, _) in spreads.items()
+        ]
+        return torch.cat([part.flatten() for part in parts]).double()
 
     def result(self) -> Reduced:
         """The means and variances of what was added."""
         if not self.clients:
             raise ValueError("nothing was added")
         model = self._model.divided(self._weight)
-        if isinstance(self._counters, Tensor):
-            parts = (self._counters // self._weight).split([tensor.numel() for tensor in self._integers.values()])
+        if self._counters is not None:
+            parts = cut(self._counters // self._weight, [like.shape for like in self._integers.values()])
             found = zip(self._integers.items(), parts, strict=True)
-            model |= {name: part.view(like.shape).to(like.dtype) for (name, like), part in found}
+            model |= {name: part.to(like.dtype) for (name, like), part in found}
         return Reduced(self.clients, model, self._means.divided(self.clients), self._across())
 
     def _across(self) -> dict[str, Across]:
-        if self._centre is None or not isinstance(self._reporting, Tensor):
+        if self._centre is None or self._reporting is None:
             return {}
-        clients = self._reporting.tolist()
-        sizes = list(self._sizes.values())
-        counts = torch.cat([c.expand(n) for c, n in zip(self._reporting.clamp_min(1), sizes, strict=True)])
+        counts = self._reporting.clamp_min(1).index_select(0, self._owners)
         deviation, square = self._moments.divided(1)[""].view(2, -1) / counts
         # A difference of two means: rounding could take it below 0.
         variance = (square - deviation.square()).clamp_min_(0).float()
         mean = (deviation + self._centre).float()
-        shapes = self._expected or {}
-        return {
-            name: Across(m.view(shapes[name].shape), v.view(shapes[name].shape), n)
-            for name, m, v, n in zip(self._sizes, mean.split(sizes), variance.split(sizes), clients, strict=True)
-        }
+        shapes = list(self._spread.values())
+        found = zip(cut(mean, shapes), cut(variance, shapes), self._reporting.unbind(), strict=True)
+        return {name: Across(*across) for name, across in zip(self._spread, found, strict=True)}
 
 
 def check(update: Update, like: Mapping[str, Tensor], expected: Mapping[str, Tensor] | None = None) -> None:
@@ -233,25 +258,27 @@ def check(update: Update, like: Mapping[str, Tensor], expected: Mapping[str, Ten
     raise BadUpdate(f"{bad}'s weight is not 0 or 1")
 
 
+@torch.no_grad()
 def numbers_are_good(update: Update) -> Tensor:
     """Whether every number of an update is finite, and every weight 0 or 1, as a tensor: nobody has to wait for it
-    yet. A sum in float64 is finite just where all of its float32 terms are."""
-    row = update.row if update.row is not None else in_a_row(update.model)
-    total = row.sum(dtype=torch.float64)
+    yet."""
+    total = _witness(update.row if update.row is not None else in_a_row(update.model))
     reported = dict(_reported(update.report))
     if reported:
-        total = total + in_a_row(reported).sum(dtype=torch.float64)
+        total = total + _witness(in_a_row(reported))
     good = torch.isfinite(total)
     if update.report.spreads:
-        weights = torch.stack([weight.reshape(()) for _, weight in update.report.spreads.values()])
+        weights = torch.cat([weight.reshape(1) for _, weight in update.report.spreads.values()])
         good = good & ((weights == 0) | (weights == 1)).all()
     return good
 
 
-def in_a_row(tensors: Mapping[str, Tensor]) -> Tensor:
-    """The floating-point ones of the tensors, one after another."""
-    rows = [tensor.detach().reshape(-1) for tensor in tensors.values() if tensor.is_floating_point()]
-    return torch.cat(rows) if rows else torch.zeros(0)
+def _witness(row: Tensor) -> Tensor:
+    """A number that is finite just where all of the row's are: their sum, in float64, which float32 cannot overflow."""
+    if (fused := _fused(row)) is not None:
+        found: Tensor = fused.witness(row)
+        return found
+    return row.sum(dtype=torch.float64)
 
 
 def _compare(sent: Mapping[str, Tensor], like: Mapping[str, Tensor], complaint: str) -> None:

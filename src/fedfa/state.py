@@ -61,7 +61,7 @@ def group(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 def size_in_bytes(tensors: Mapping[str, Tensor]) -> int:
     """What the tensors take on the wire."""
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+    return sum(tensor.nbytes for tensor in tensors.values())
 
 
 @contextmanager

@@ -16,10 +16,10 @@ from fedfa.augmentation import DSU
 from fedfa.data.federation import ClientIndex, Federation
 from fedfa.engines.client import Broadcast, Local
 from fedfa.engines.sequential import Sequential
-from fedfa.layers.ffa import FFA, Fusion, Statistics
+from fedfa.layers.ffa import FFA, Fusion, Statistics, between
 from fedfa.memory import Memory
 from fedfa.nets import AlexNet, LeNet, UNet
-from fedfa.reduction import Reduction, Update
+from fedfa.reduction import Across, Reduced, Reduction, Update
 from fedfa.server import Plan, ServerState, Watcher, first_state, play_round
 from fedfa.state import ffa_layers
 from fedfa.task import Classification
@@ -90,6 +90,27 @@ class TestGamma:
                 server.memory[f"{path}.gamma_{statistic}"].double(), wanted, atol=1e-5, rtol=1e-4
             )
             assert server.memory[f"{path}.gamma_{statistic}"].std() > 0.01, "channels must differ"
+
+    @pytest.mark.parametrize("fusion", ["adaptive", "direct", "total"])
+    @pytest.mark.parametrize("statistics", ["paper", "kept"])
+    def test_all_at_once_is_the_same_as_one_by_one(self, fusion: Fusion, statistics: Statistics) -> None:
+        """Statistics of layers with the same number of channels and with others, one of them from one client only."""
+        rule = algorithm(fusion=fusion, statistics=statistics)
+        draw = torch.Generator().manual_seed(0)
+        names = [f"{layer}.{statistic}" for layer in "abcd" for statistic in ("mean", "std")]
+        sizes = dict(zip(names, (4, 4, 7, 7, 4, 4, 16, 16), strict=True))
+        memory = {f"{n[0]}.gamma_{n[2:]}": torch.rand(size, generator=draw) for n, size in sizes.items()}
+        spreads = {
+            name: Across(torch.zeros(size), torch.rand(size, generator=draw), torch.tensor(1 + (name != "b.std")))
+            for name, size in sizes.items()
+        }
+        server = ServerState(0, 2, {}, memory)
+        after = rule.aggregate(server, Reduced(2, {}, {}, spreads)).memory
+        assert list(after) == list(memory)
+        for name, across in spreads.items():
+            gamma = f"{name[0]}.gamma_{name[2:]}"
+            stays = statistics == "kept" and across.clients < 2
+            assert torch.equal(after[gamma], memory[gamma] if stays else between(fusion, across.variance))
 
     def test_reaches_the_clients_in_the_next_round(self, tmp_path: Path) -> None:
         setting = Setting(algorithm(p=1.0), tmp_path)

@@ -77,6 +77,22 @@ class TestModulate:
         turned = torch.arange(len(values) - 1, -1, -1)
         torch.testing.assert_close(fedfa.modulate(variance[turned]), gamma[turned])
 
+    @pytest.mark.parametrize("channels", [1, 7, 64, 192, 384])
+    def test_rows_are_layers_of_their_own_to_the_bit(self, channels: int) -> None:
+        variance = normal(6, channels, dtype=torch.float32).square()
+        variance[1], variance[2, 0], variance[3, 0], variance[4] = 0, math.inf, math.nan, 1e-30
+        for row, gamma in zip(variance, fedfa.modulate(variance), strict=True):
+            assert torch.equal(fedfa.modulate(row), gamma)
+            assert torch.equal(self.as_it_is_written(row), gamma)
+
+    @staticmethod
+    def as_it_is_written(variance: Tensor) -> Tensor:
+        """One layer's γ in plain steps."""
+        weight = variance / (1 + variance)
+        weight[variance == math.inf] = 1
+        total = weight.sum()
+        return weight * (len(weight) / total) if total > 0 else torch.ones_like(weight)
+
     def test_equal_variances_give_one(self) -> None:
         torch.testing.assert_close(fedfa.modulate(torch.full((6,), 0.3)), torch.ones(6))
 

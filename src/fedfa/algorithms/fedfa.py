@@ -112,11 +112,8 @@ class FedFA(Algorithm):
 
     def aggregate(self, server: ServerState, reduced: Reduced) -> ServerState:
         server = super().aggregate(server, reduced)
-        memory = {**server.memory, **reduced.means}
-        for name, across in reduced.spreads.items():
-            gamma = _gamma_name(name)
-            memory[gamma] = self._gamma(across, server.memory[gamma])
-        return replace(server, memory=memory)
+        gammas = self._gammas(reduced.spreads, server.memory)
+        return replace(server, memory={**server.memory, **reduced.means, **gammas})
 
     def expected(self, server: ServerState) -> Mapping[str, Tensor]:
         if self._averaged:
@@ -132,10 +129,21 @@ class FedFA(Algorithm):
         own = (self.fusion, self.statistics)
         return [(path, layer) for path, layer in ffa_layers(model) if (layer.fusion, layer.statistics) == own]
 
-    def _gamma(self, across: Across, last: Tensor) -> Tensor:
-        if self.statistics != "paper" and across.clients < 2:
-            return last
-        return between(self.fusion, across.variance)
+    def _gammas(self, spreads: Mapping[str, Across], last: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """γ of every statistic. Those of equally many channels are rows of one tensor: a dozen launches for all of
+        them, not for each."""
+        alike: dict[torch.Size, list[str]] = {}
+        for name, across in spreads.items():
+            alike.setdefault(across.variance.shape, []).append(name)
+        found: dict[str, Tensor] = {}
+        for names in alike.values():
+            own = [_gamma_name(name) for name in names]
+            gamma = between(self.fusion, torch.stack([spreads[name].variance for name in names]))
+            if self.statistics != "paper":
+                few = torch.stack([spreads[name].counted for name in names]) < 2
+                gamma = torch.where(few.unsqueeze(1), torch.stack([last[name] for name in own]), gamma)
+            found |= zip(own, gamma.unbind(), strict=True)
+        return found
 
     @property
     def _averaged(self) -> bool:

@@ -33,7 +33,8 @@ from fedfa.data.federation import Split
 from fedfa.engines.base import Refused, Score
 from fedfa.engines.client import OPTIMIZER, Broadcast, Client, Local, Slot, batches, enter, kept_optimizer, leave, step
 from fedfa.engines.sequential import Sequential
-from fedfa.reduction import Report, Update, in_a_row, numbers_are_good
+from fedfa.reduction import Report, Update, numbers_are_good
+from fedfa.rows import copy_all, cut, in_a_row, joined
 from fedfa.streams import Streams
 
 os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
@@ -347,7 +348,7 @@ class Captured(Sequential):
                 self._sweeps.clear()
             changing = [name for name in held if name not in self.algorithm.constants]
             if changing:
-                torch._foreach_copy_([held[name] for name in changing], [sent[name] for name in changing])
+                copy_all([held[name] for name in changing], [sent[name] for name in changing])
 
     def _client(self, name: str, broadcast: Broadcast, lane: Lane) -> Client:
         client = self.client(name, broadcast)
@@ -450,15 +451,25 @@ class Sweep:
 
 def _apart(update: Update) -> Update:
     """The update in tensors of its own, so that its lane can go on with the next client."""
-    row = in_a_row(update.model)
     floats = {name: tensor for name, tensor in update.model.items() if tensor.is_floating_point()}
-    parts = row.split([tensor.numel() for tensor in floats.values()])
-    model = {name: tensor.clone() for name, tensor in update.model.items() if name not in floats}
-    model |= {name: part.view(tensor.shape) for (name, tensor), part in zip(floats.items(), parts, strict=True)}
-    means = {name: tensor.clone() for name, tensor in update.report.means.items()}
-    spreads = {name: (value.clone(), weight.clone()) for name, (value, weight) in update.report.spreads.items()}
-    ordered = {name: model[name] for name in update.model}
-    return replace(update, model=ordered, report=Report(means, spreads), row=row)
+    row = in_a_row(floats)
+    model = _copies({name: tensor for name, tensor in update.model.items() if name not in floats})
+    model |= zip(floats, cut(row, [tensor.shape for tensor in floats.values()]), strict=True)
+    spreads = update.report.spreads
+    values = _copies({name: value for name, (value, _) in spreads.items()})
+    weights = _copies({name: weight for name, (_, weight) in spreads.items()})
+    report = Report(_copies(update.report.means), {name: (values[name], weights[name]) for name in spreads})
+    return replace(update, model={name: model[name] for name in update.model}, report=report, row=row)
+
+
+def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copies of tensors, which lie in a row for each type: one launch, not one a tensor."""
+    found: dict[str, Tensor] = {}
+    for dtype in {tensor.dtype for tensor in tensors.values()}:
+        own = {name: tensor for name, tensor in tensors.items() if tensor.dtype == dtype}
+        row = joined(list(own.values()))
+        found |= zip(own, cut(row, [tensor.shape for tensor in own.values()]), strict=True)
+    return {name: found[name] for name in tensors}
 
 
 def _tensors(update: Update) -> Iterator[Tensor]:

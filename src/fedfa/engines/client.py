@@ -15,6 +15,7 @@ from fedfa.data.federation import ClientIndex, Federation
 from fedfa.data.transforms import Transforms
 from fedfa.layers.randomness import Draws
 from fedfa.reduction import Update
+from fedfa.rows import copy_all
 from fedfa.state import Kind, entries
 from fedfa.streams import Streams
 from fedfa.task import Batch, Task
@@ -86,7 +87,7 @@ class Slot:
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Overwrite the model's entries of these names."""
         if tensors:
-            torch._foreach_copy_([self.tensors[name] for name in tensors], list(tensors.values()))
+            copy_all([self.tensors[name] for name in tensors], tensors.values())
 
     def enter(self, received: Mapping[str, Tensor], private: frozenset[str], memory: Mapping[str, Tensor]) -> None:
         """Become a client: the server's entries, and the client's private ones from its memory, or as the model was

@@ -32,6 +32,7 @@ RANDOM_STD = 0.5
 
 def modulate(variance: Tensor) -> Tensor:
     """γ of the client-sharing variances Σ² of one layer's channels (Eq. t): C·w/Σw with w = (1 + 1/Σ²)⁻¹.
+    Where `variance` has more dimensions than one, channels are the last, and each row of them is for itself.
 
     Written as s/(1+s), which is 0 at Σ² = 0 where 1/Σ² is not defined. Where every channel's variance is 0
     (one client, or the first round) no channel stands out and γ is 1 everywhere. γ sums to C, is never
@@ -40,12 +41,13 @@ def modulate(variance: Tensor) -> Tensor:
     >>> modulate(torch.tensor([0.0, 1.0, 3.0]))
     tensor([0.0000, 1.2000, 1.8000])
     """
-    weight = variance / (1 + variance)
-    # An infinite variance has weight 1 in the limit, and ∞/∞ is not a number.
-    weight = torch.where(torch.isinf(variance), torch.ones_like(weight), weight)
-    total = weight.sum()
-    gamma = weight * (weight.numel() / torch.where(total > 0, total, torch.ones_like(total)))
-    return torch.where(total > 0, gamma, torch.ones_like(gamma))
+    # The largest number has weight 1, and so has ∞ in the limit; ∞/∞ is not a number.
+    finite = variance.clamp(max=torch.finfo(variance.dtype).max)
+    weight = finite / (1 + finite)
+    total = weight.sum(-1, keepdim=True)
+    alike = ~(total > 0)
+    gamma = weight * (variance.shape[-1] / total.masked_fill_(alike, 1))
+    return gamma.masked_fill_(alike, 1)
 
 
 def between(fusion: Fusion, variance: Tensor) -> Tensor:

@@ -1,0 +1,66 @@
+"""Many tensors as one row, and back."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedfa.rows import copy_all, cut, in_a_row, joined, owners
+
+DEVICES = [
+    "cpu",
+    pytest.param(
+        "cuda",
+        marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")],
+    ),
+]
+
+
+def mixed(device: str) -> dict[str, Tensor]:
+    """Entries as a network has them: of several shapes, a convolution in channels_last, and a counter."""
+    return {
+        "conv": torch.randn(4, 3, 5, 5, device=device).to(memory_format=torch.channels_last),
+        "bias": torch.randn(4, device=device, requires_grad=True),
+        "count": torch.tensor(7, device=device),
+        "scalar": torch.tensor(0.5, device=device),
+        "large": torch.randn(300, 400, device=device),
+    }
+
+
+@pytest.mark.parametrize("device", DEVICES)
+class TestRows:
+    def test_a_row_is_the_floats_in_their_order_and_cut_gives_them_back(self, device: str) -> None:
+        tensors = mixed(device)
+        floats = [tensor.detach() for name, tensor in tensors.items() if name != "count"]
+        row = in_a_row(tensors)
+        assert torch.equal(row, torch.cat([tensor.reshape(-1) for tensor in floats])) and not row.requires_grad
+        parts = cut(row, [tensor.shape for tensor in floats])
+        for part, tensor in zip(parts, floats, strict=True):
+            assert torch.equal(part, tensor) and part.untyped_storage().data_ptr() == row.untyped_storage().data_ptr()
+
+    def test_a_row_is_no_view(self, device: str) -> None:
+        tensor = torch.ones(3, device=device)
+        joined([tensor]).zero_()
+        assert torch.equal(tensor, torch.ones(3, device=device))
+
+    def test_nothing_gives_an_empty_row(self, device: str) -> None:
+        assert in_a_row({"count": torch.tensor(7, device=device)}).shape == (0,)
+
+    def test_types_that_differ_go_to_the_wider(self, device: str) -> None:
+        row = joined([torch.ones(2, device=device), torch.ones(2, device=device, dtype=torch.float64)])
+        assert row.dtype == torch.float64
+
+    def test_copies_whatever_types_and_formats(self, device: str) -> None:
+        sources = {name: tensor.detach() for name, tensor in mixed(device).items()}
+        places = {
+            name: torch.zeros(tensor.shape, dtype=tensor.dtype, device=device) for name, tensor in sources.items()
+        }
+        places["large"] = places["large"].double()
+        copy_all(places.values(), sources.values())
+        for name, place in places.items():
+            assert torch.equal(place, sources[name].to(place.dtype))
+            assert place.is_contiguous(), "a place stays as it lies"
+
+    def test_owners(self, device: str) -> None:
+        assert owners((2, 0, 3), torch.device(device)).tolist() == [0, 0, 2, 2, 2]
