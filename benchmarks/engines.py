@@ -31,6 +31,7 @@ from fedfa.memory import Memory
 from fedfa.nets import AlexNet, LeNet, ResNet18
 from fedfa.precision import Precision, arithmetic
 from fedfa.server import Plan, Watcher, evaluate, first_state, play_round
+from fedfa.state import ServerState
 from fedfa.task import Classification
 
 
@@ -98,8 +99,8 @@ def rounds(
     evaluated: bool = False,
     drop_last: bool = False,
     **own: Any,
-) -> Callable[[], None]:
-    """A function that plays a round and waits for it."""
+) -> Callable[[], ServerState]:
+    """A function that plays a round, waits for it, and returns the server's state."""
     rule = fedfa.ALGORITHMS[algorithm]()
     memory = Memory(Path(tempfile.mkdtemp()))
     local = Local(batch_size=batch, lr=0.01, drop_last=drop_last)
@@ -107,7 +108,7 @@ def rounds(
     plan = Plan(10**6, 0, tuple(data.clients), participation=participation, evaluate_every=10**6)
     state = first_state(model, rule, len(data.clients)).to("cuda")
 
-    def play() -> None:
+    def play() -> ServerState:
         nonlocal state
         with arithmetic(precision):
             state, record = play_round(state, rule, engine, plan, Watcher())
@@ -115,6 +116,7 @@ def rounds(
                 evaluate(state, rule, engine, plan)
         assert not record.refused
         torch.cuda.current_stream().synchronize()
+        return state
 
     return play
 
@@ -140,7 +142,7 @@ def against(
         torch.manual_seed(0)
         return network(10) if augment is None else network(10, augment=augment)
 
-    def with_(kind: type[Sequential], augment: Callable[[int], nn.Module] | None) -> Callable[[], None]:
+    def with_(kind: type[Sequential], augment: Callable[[int], nn.Module] | None) -> Callable[[], ServerState]:
         return rounds(kind, made(augment), data, batch, precision, participation=participation)
 
     variants = {"captured": with_(Captured, layer)}
@@ -183,7 +185,7 @@ def office(runs: int, must: str, count: int = 30) -> None:
     sizes, evaluated every round; the last incomplete batch is dropped, as in that experiment."""
     data = office_sizes()
 
-    def play(seed: int) -> Callable[[], None]:
+    def play(seed: int) -> Callable[[], ServerState]:
         torch.manual_seed(seed)
         model = AlexNet(10, augment=fedfa.FFA)
         return rounds(Captured, model, data, 32, "bf16", algorithm="fedfa", evaluated=True, drop_last=True)
@@ -212,6 +214,40 @@ def office(runs: int, must: str, count: int = 30) -> None:
     torch.cuda.empty_cache()
 
 
+def memory() -> None:
+    """The most memory that rounds take, by lanes and by clients."""
+    found = {}
+    for clients, lanes in ((10, 1), (10, 5), (10, 10), (100, 10), (1000, 10)):
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        play = rounds(Captured, ResNet18(10), federation(clients, 20, 32), 10, "tf32", lanes=lanes)
+        for _ in range(3):
+            play()
+        found[clients, lanes] = (torch.cuda.max_memory_allocated() - before) / 2**20
+    text = ", ".join(f"{clients} clients in {lanes} lanes {used:.0f} MB" for (clients, lanes), used in found.items())
+    print(f"ResNet-18, memory: {text}  (grows with lanes, not with clients)", flush=True)
+
+
+def repeats() -> None:
+    """Whether a few rounds give the same bits again."""
+    cases: tuple[tuple[Callable[..., nn.Module], int, int, Precision], ...] = (
+        (LeNet, 28, 10, "tf32"),
+        (ResNet18, 32, 10, "tf32"),
+        (AlexNet, 256, 32, "bf16"),
+    )
+    for network, side, batch, precision in cases:
+        found = []
+        for _ in range(2):
+            torch.manual_seed(0)
+            model = network(10, augment=fedfa.FFA)
+            play = rounds(Captured, model, federation(4, 8 * batch, side), batch, precision, algorithm="fedfa")
+            found.append([play() for _ in range(5)][-1].model)
+        same = all(torch.equal(tensor, found[1][name]) for name, tensor in found[0].items())
+        how = "the same to the bit" if same else "NOT the same bits"
+        print(f"{network.__name__} with FFA, {precision}, five rounds of four clients, twice: {how}", flush=True)
+
+
 def small(network: Callable[..., nn.Module], side: int, precision: Precision, must: str) -> None:
     title = f"{network.__name__} with FFA, 10 x 10 at {side} px, 20 steps"
     against(title, must, network, 10, 10, side, precision, 20, fedfa.FFA)
@@ -229,6 +265,8 @@ CASES: dict[str, Callable[[], None]] = {
     "ffa-tf32": lambda: ffa_cost("tf32"),
     "office": lambda: office(1, "30 s"),
     "office-seeds": lambda: office(5, "20 s"),
+    "memory": memory,
+    "repeats": repeats,
     "pfl": lambda: against(
         "1,000 clients of 50 images, 50 a round, batch 10, two-conv CNN", "20",
         TwoConvolutions, 1000, 10, 32, "tf32", 5, participation=0.05,

@@ -13,10 +13,12 @@ from torch import Tensor, nn
 import fedfa
 from fedfa import Algorithm, Federation
 from fedfa.augmentation import Augmentation
+from fedfa.data.federation import ClientIndex
 from fedfa.engines.captured import Captured
 from fedfa.engines.client import Client, Local
 from fedfa.engines.sequential import Sequential
 from fedfa.memory import Memory
+from fedfa.nets import ResNet18
 from fedfa.precision import arithmetic
 from fedfa.server import Record, Watcher, collect_shares, first_state, play_round
 from fedfa.state import ServerState
@@ -223,3 +225,44 @@ def test_too_little_memory_means_fewer_lanes(tmp_path: Path, monkeypatch: pytest
     plain, *_ = play(Sequential, algorithm("fedprox"), tmp_path / "b")
     assert said and "the GPU has no room for more" in said[0]
     assert_alike(dict(plain.model), dict(ours.model))
+
+
+def test_a_full_gpu_means_fewer_lanes(tmp_path: Path) -> None:
+    """With no more of the GPU than a few lanes of a large model take, torch's own allocator says no."""
+    images = torch.randint(256, (64, 1, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    none = torch.arange(0)
+    clients = {f"{i}": ClientIndex(torch.arange(8) + 8 * i, none, none) for i in range(8)}
+    federation = Federation("large", "classification", images, torch.arange(64) % 3, tuple("abc"), clients)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 200_000), nn.ReLU(), nn.Linear(200_000, 3))  # 54 MB
+    settings: dict[str, Any] = {"federation": federation, "model": model, "rounds": 4}
+    plain, *_ = play(Sequential, algorithm("fedavg"), tmp_path / "a", **settings)
+    said: list[str] = []
+    torch.cuda.empty_cache()
+    allowed = torch.cuda.memory_reserved() + 1500 * 2**20
+    torch.cuda.set_per_process_memory_fraction(allowed / torch.cuda.mem_get_info()[1])
+    try:
+        ours, records, _ = play(Captured, algorithm("fedavg"), tmp_path / "b", say=said.append, **settings)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert said and all("the GPU has no room for more" in line for line in said)
+    assert not any(record.refused for record in records)
+    assert_alike(dict(plain.model), dict(ours.model))
+
+
+def test_memory_grows_with_lanes_and_not_with_clients(tmp_path: Path) -> None:
+    def peak(clients: int, lanes: int) -> int:
+        images = torch.zeros(8, 3, 32, 32, dtype=torch.uint8)
+        none = torch.arange(0)
+        index = {f"{i:03d}": ClientIndex(torch.arange(8), none, none) for i in range(clients)}
+        federation = Federation("many", "classification", images, torch.arange(8) % 3, tuple("abc"), index)
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        settings: dict[str, Any] = {"federation": federation, "model": ResNet18(3), "rounds": 3, "lanes": lanes}
+        play(Captured, algorithm("fedavg"), tmp_path / f"{clients}-{lanes}", **settings)
+        return torch.cuda.max_memory_allocated() - before
+
+    few, many, more_lanes = peak(4, 4), peak(40, 4), peak(40, 8)
+    assert many < 1.1 * few
+    assert more_lanes > 1.3 * many

@@ -35,6 +35,7 @@ from fedfa.engines.client import OPTIMIZER, Broadcast, Client, Local, Slot, batc
 from fedfa.engines.sequential import Sequential
 from fedfa.reduction import Report, Update, numbers_are_good
 from fedfa.rows import copy_all, cut, in_a_row, joined
+from fedfa.state import size_in_bytes
 from fedfa.streams import Streams
 
 os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
@@ -50,6 +51,8 @@ MOST_GRAPHS = 8
 """Batch sizes that a lane captures; others run eagerly."""
 WARM_UP = 3
 """Eager steps before a capture, in which cuDNN and the optimiser allocate what they need."""
+SPARE = 12
+"""Times the model's size that lanes leave free: the server's sums are taken in pairs of float64 beside them."""
 SWEEPS = 2
 """Streams that clients are evaluated on side by side: small splits do not fill a GPU."""
 
@@ -362,7 +365,8 @@ class Captured(Sequential):
         lane.stream.wait_stream(torch.cuda.current_stream())
         try:
             with torch.cuda.stream(lane.stream):
-                for size in lane.missing(sizes):
+                missing = lane.missing(sizes)
+                for size in missing:
                     self._left_over = True
                     lane.begin(client, self.algorithm, memory, order)
                     lane.capture(client, self.algorithm, size)
@@ -370,6 +374,8 @@ class Captured(Sequential):
                 lane.play(client, self.algorithm, sizes)
                 if self._forgetful:
                     lane.capture_ends(client, self.algorithm)
+                if missing:
+                    self._keep_room()
                 update, numbers = lane.end(client, self.algorithm, weight, self._waves)
                 if self._forgetful is None and sizes:
                     self._forgetful = not memory and not client.memory
@@ -383,6 +389,10 @@ class Captured(Sequential):
             line = str(error).strip().splitlines()[0]
             self.say(f"engine captured: this step cannot be captured ({line}), so clients train one after another")
         return None
+
+    def _keep_room(self) -> None:
+        """Run out of memory now, when a lane can still be given up for it, and not when updates are added."""
+        torch.empty(SPARE * size_in_bytes(self.slot.tensors), dtype=torch.uint8, device=self.device)
 
     def _fewer(self, most: int) -> None:
         """Go on with as many lanes as there is room for, or without any."""
