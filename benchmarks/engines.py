@@ -8,6 +8,7 @@ The eager loop is our sequential engine: the same networks, layers, batches and 
 
 from __future__ import annotations
 
+import gc
 import random
 import sys
 import tempfile
@@ -218,12 +219,14 @@ def memory() -> None:
     """The most memory that rounds take, by lanes and by clients."""
     found = {}
     for clients, lanes in ((10, 1), (10, 5), (10, 10), (100, 10), (1000, 10)):
+        gc.collect()
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
         play = rounds(Captured, ResNet18(10), federation(clients, 20, 32), 10, "tf32", lanes=lanes)
         for _ in range(3):
             play()
+        del play
         found[clients, lanes] = (torch.cuda.max_memory_allocated() - before) / 2**20
     text = ", ".join(f"{clients} clients in {lanes} lanes {used:.0f} MB" for (clients, lanes), used in found.items())
     print(f"ResNet-18, memory: {text}  (grows with lanes, not with clients)", flush=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 from pathlib import Path
 from typing import Any
 
@@ -238,6 +239,7 @@ def test_a_full_gpu_means_fewer_lanes(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"federation": federation, "model": model, "rounds": 4}
     plain, *_ = play(Sequential, algorithm("fedavg"), tmp_path / "a", **settings)
     said: list[str] = []
+    gc.collect()
     torch.cuda.empty_cache()
     allowed = torch.cuda.memory_reserved() + 1500 * 2**20
     torch.cuda.set_per_process_memory_fraction(allowed / torch.cuda.mem_get_info()[1])
@@ -256,6 +258,7 @@ def test_memory_grows_with_lanes_and_not_with_clients(tmp_path: Path) -> None:
         none = torch.arange(0)
         index = {f"{i:03d}": ClientIndex(torch.arange(8), none, none) for i in range(clients)}
         federation = Federation("many", "classification", images, torch.arange(8) % 3, tuple("abc"), index)
+        gc.collect()
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()

@@ -92,8 +92,9 @@ class Federation:
 
     def batch(self, index: Tensor) -> tuple[Tensor, Tensor]:
         """Images scaled to 0–1 in float32, and labels, of the samples at `index`."""
-        labels = self._take(self.labels, index).long()
         fused = kernels("fedfa.data.pixels_triton", self.images.device)
+        index = index.to(self.images.device, non_blocking=True)
+        labels = self._take(self.labels, index).long()
         if fused is not None and self._plain(index):
             images: Tensor = fused.take(self.images, index)
             return images, labels
@@ -101,11 +102,10 @@ class Federation:
 
     def _plain(self, index: Tensor) -> bool:
         """Whether a kernel finds the images where it looks for them."""
-        here = self.home is None and index.device == self.images.device
-        return here and index.dtype == torch.int64 and self.images.is_contiguous() and 0 < len(index) < 2**16
+        whole = self.home is None and self.images.is_contiguous()
+        return whole and index.dtype == torch.int64 and 0 < len(index) < 2**16
 
     def _take(self, pool: Tensor, index: Tensor) -> Tensor:
-        index = index.to(pool.device, non_blocking=True)
         if self.home is None:
             return pool.index_select(0, index)  # on the CPU ten times as fast as pool[index]
         pinned = self.home.type == "cuda"  # from where the copy runs beside the computation

@@ -51,7 +51,7 @@ MOST_GRAPHS = 8
 """Batch sizes that a lane captures; others run eagerly."""
 WARM_UP = 3
 """Eager steps before a capture, in which cuDNN and the optimiser allocate what they need."""
-SPARE = 12
+SPARE = 8
 """Times the model's size that lanes leave free: the server's sums are taken in pairs of float64 beside them."""
 SWEEPS = 2
 """Streams that clients are evaluated on side by side: small splits do not fill a GPU."""
@@ -183,6 +183,11 @@ class Lane:
         return update, torch.stack((self.total, numbers_are_good(update).to(self.total.dtype)))
 
     @property
+    def works(self) -> bool:
+        """Whether a step of it is captured."""
+        return bool(self._graphs)
+
+    @property
     def settled(self) -> bool:
         """Whether what clients send is captured."""
         return bool(self._exits)
@@ -199,13 +204,17 @@ class Lane:
             self.cursor.zero_()
             self._step(client, algorithm, size)
         graph = torch.cuda.CUDAGraph()
-        with captured(graph, self.streams.opened(), self._pool):
-            self._step(client, algorithm, size)
+        try:
+            with captured(graph, self.streams.opened(), self._pool):
+                self._step(client, algorithm, size)
+        except BaseException:
+            self._pool = torch.cuda.graph_pool_handle()  # torch does not let a pool be used again that nobody holds
+            raise
         self._graphs[size] = graph
 
     def capture_ends(self, client: Client, algorithm: Algorithm) -> None:
         """Capture how a client enters and what it sends, where it keeps nothing. The client has taken its steps."""
-        if self.settled or not self._graphs:
+        if self.settled or not self.works:
             return
         for _ in range(2):
             graph = torch.cuda.CUDAGraph()
@@ -381,7 +390,8 @@ class Captured(Sequential):
                     self._forgetful = not memory and not client.memory
                 return Sent(client, update, numbers, sum(sizes), not lane.settled, lane.stream.record_event())
         except torch.OutOfMemoryError:
-            self._fewer(len(self._lanes) - 1)
+            working = sum(other.works for other in self._lanes)
+            self._fewer(len(self._lanes) - 1 if lane.works else working)
         except RuntimeError as error:
             if "captur" not in str(error):
                 raise

@@ -74,7 +74,8 @@ def reproduce(name: str, overrides: dict[str, Any], wish: Wish) -> Results:
     rounds = {} if wish.rounds is None else {"rounds": wish.rounds}
     choice = Choice(wish.seeds, only, wish.variant, {**where, **rounds, **overrides}, tuned)
     cells = lay_out(table, choice)
-    known = _Known(wish.source or wish.out, must=wish.source is not None)
+    precisely = any("precision" in settings for settings in table.rows.values())
+    known = _Known(wish.source or wish.out, wish.source is not None, precisely)
 
     def ended(experiment: Experiment, run: Run) -> None:
         known.add(experiment, run)
@@ -147,12 +148,13 @@ def read_tuned(path: Path, table: Table, variant: str, rows: Sequence[str]) -> d
 class _Known:
     """The complete runs that there are, by what they are runs of."""
 
-    def __init__(self, folder: Path, must: bool) -> None:
-        self._found = find_summaries(folder) if must or folder.is_dir() else {}
+    def __init__(self, folder: Path, must: bool, precisely: bool) -> None:
+        self._precisely = precisely
+        self._found = find_summaries(folder, precisely) if must or folder.is_dir() else {}
         self._names: dict[str, str] = {}
 
     def name(self, experiment: Experiment) -> str:
-        return self._names.setdefault(experiment.title, identity(experiment))
+        return self._names.setdefault(experiment.title, identity(experiment, self._precisely))
 
     def find(self, cell: Cell) -> RunSummary | None:
         name = self.name(cell.experiment)

@@ -54,17 +54,22 @@ class RunSummary:
     def identity(self) -> str | None:
         """What :func:`identity` says of its experiment; None where that is no longer known here."""
         try:
-            return identity(load({**self.config, "name": "summary"}))
+            return identity(self.experiment)
         except UserError:
             return None
 
+    @property
+    def experiment(self) -> Experiment:
+        return load({**self.config, "name": "summary"})
 
-def identity(experiment: Experiment) -> str:
+
+def identity(experiment: Experiment, precisely: bool = False) -> str:
     """A name for an experiment that is the same on every machine: where the data lie and what is computed on do not
-    count."""
+    count, nor does the precision, unless it is named `precisely`."""
     plain = experiment.model_dump(mode="json", exclude=COSMETIC | MACHINE)
     plain["source"].pop("path", None)
-    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
+    name = hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
+    return f"{name} {experiment.precision}" if precisely else name
 
 
 def summary_of(run: Run) -> RunSummary:
@@ -179,7 +184,7 @@ def _lines(found: Mapping[str, Any]) -> list[dict[str, Any]]:
     return lines
 
 
-def find_summaries(folder: Path) -> dict[str, Run | RunSummary]:
+def find_summaries(folder: Path, precisely: bool = False) -> dict[str, Run | RunSummary]:
     """All complete runs in a folder, and in the folders in it, by their :func:`identity`: run folders, and files of
     summaries. Of two runs of one experiment, on two machines say, the one that was started last."""
     if not folder.is_dir():
@@ -191,11 +196,11 @@ def find_summaries(folder: Path) -> dict[str, Run | RunSummary]:
             if "done" in files:
                 run = find_run(place)
                 with suppress(UserError):  # an experiment whose algorithm, say, is not known here is none of ours
-                    found.append((identity(run.experiment), run))
+                    found.append((identity(run.experiment, precisely), run))
             continue
         for name in files:
             if name.endswith(".json"):
                 summary = read_summary(Path(place) / name)
                 if summary.done and summary.identity is not None:
-                    found.append((summary.identity, summary))
+                    found.append((identity(summary.experiment, precisely), summary))
     return dict(sorted(found, key=lambda item: str(item[1].provenance.get("started", ""))))
