@@ -10,6 +10,7 @@ import torch
 import fedfa
 from fedfa.errors import UserError
 from fedfa.experiment import Experiment, load
+from fedfa.runs import find_run
 from fedfa.server import Record, Watcher
 
 pytestmark = [
@@ -39,6 +40,7 @@ def test_runs_side_by_side_are_what_they_are_alone(algorithm: str, tmp_path: Pat
         alone = fedfa.run(one, root=tmp_path / "alone")
         losses = [[line["loss"] for line in run.metrics[:4]] for run in (alone, found[one.title])]
         assert losses[0] == pytest.approx(losses[1], rel=1e-3)
+        assert "beside" not in alone.provenance and find_run(found[one.title].folder).provenance["beside"] == 5
     first = {out.metrics[3]["loss"] for out in found.values()}
     assert len(first) == len(experiments)
 

@@ -202,6 +202,10 @@ class Run:
     def note_resumed(self, round: int) -> None:
         self._note(resumed=[*self.provenance.get("resumed", []), {"round": round, "at": _now()}])
 
+    def note_beside(self, others: int) -> None:
+        """That so many other runs shared the GPU with it: its seconds and its memory are then those of all."""
+        self._note(beside=others)
+
     def _note(self, **facts: Any) -> None:
         self.provenance.update(facts)
         write_text(self.folder / "provenance.json", json.dumps(self.provenance, indent=2) + "\n")

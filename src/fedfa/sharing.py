@@ -74,6 +74,7 @@ def _share(experiments: list[Experiment], root: Path, watch: Watch, at_once: int
     one, stop = threading.Lock(), threading.Event()
 
     def work() -> None:
+        others = min(at_once, len(experiments)) - 1
         with borrowed_streams(1, torch.device("cuda", torch.cuda.current_device())) as (own,), torch.cuda.stream(own):
             while not stop.is_set():
                 try:
@@ -81,7 +82,11 @@ def _share(experiments: list[Experiment], root: Path, watch: Watch, at_once: int
                 except queue.Empty:
                     return
                 try:
-                    ended.put((experiment, run(experiment, root=root, watcher=_Relay(watch(experiment), one, stop))))
+                    there = (root / experiment.title / "done").exists()
+                    done = run(experiment, root=root, watcher=_Relay(watch(experiment), one, stop))
+                    if others and not there:
+                        done.note_beside(others)
+                    ended.put((experiment, done))
                 except BaseException as error:
                     ended.put((experiment, error))
 

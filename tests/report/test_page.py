@@ -192,6 +192,14 @@ def test_costs_by_hand() -> None:
     ]  # fmt: skip
 
 
+def test_costs_of_runs_that_shared_a_gpu_say_so() -> None:
+    run = entry(scores(0.5, 0.5))
+    run.provenance["beside"] = 4
+    (panel,) = study(run).panels
+    assert costs(panel).rows[0][-1].text == "CPU, shared with 4 others"
+    assert "say nothing of one run's seconds and memory" in costs(panel).caption
+
+
 def test_differences_have_every_client() -> None:
     runs = [entry(scores(0.5 + seed / 10), seed, algorithm=a) for seed in range(2) for a in ("fedavg", "fedfa")]
     (panel,) = study(*runs).panels

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -206,6 +206,11 @@ def differences(panel: Panel, rule: Rule) -> Table:
     return Table(f"differences-{rule}", caption, columns, rows)
 
 
+def _hardware(provenance: Mapping[str, Any]) -> str:
+    name = str(provenance.get("hardware", NOTHING))
+    return f"{name}, shared with {others} others" if (others := provenance.get("beside")) else name
+
+
 def costs(panel: Panel) -> Table:
     """Time, bytes and memory of every series."""
     columns = [
@@ -229,7 +234,7 @@ def costs(panel: Panel) -> Table:
         }
         refused = sum(entry.refused for entry in series.entries)
         parameters = series.entries[0].provenance.get("parameters")
-        hardware = dict.fromkeys(str(entry.provenance.get("hardware", NOTHING)) for entry in series.entries)
+        hardware = dict.fromkeys(_hardware(entry.provenance) for entry in series.entries)
         rows.append(
             [
                 Cell(_name(series), (series.label,)),
@@ -245,6 +250,8 @@ def costs(panel: Panel) -> Table:
         f"{panel.title}: what a run costs, means over seeds; seconds a round are the median round's. "
         "'Left out' are updates that the server refused."
     )
+    if any(entry.provenance.get("beside") for series in panel.series for entry in series.entries):
+        caption += " Runs that shared a GPU with others say nothing of one run's seconds and memory."
     return Table("costs", caption, columns, rows)
 
 
