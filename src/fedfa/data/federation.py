@@ -96,9 +96,10 @@ class Federation:
         index = index.to(self.images.device, non_blocking=True)
         labels = self._take(self.labels, index).long()
         if fused is not None and self._plain(index):
-            images: Tensor = fused.take(self.images, index)
-            return images, labels
-        return self._take(self.images, index).float().div_(255), labels
+            taken: Tensor = fused.take(self.images, index)
+            return taken, labels
+        images = self._take(self.images, index).float()
+        return images.div_(torch.full((), 255.0, device=images.device)), labels  # by a number, a GPU would multiply
 
     def _plain(self, index: Tensor) -> bool:
         """Whether a kernel finds the images where it looks for them."""

@@ -418,7 +418,8 @@ class Captured(Sequential):
     @torch.no_grad()
     def evaluate(self, broadcast: Broadcast, names: Sequence[str], split: Split) -> dict[str, Score]:
         key = (split, tuple(names))
-        captures = not self._eager and not self.algorithm.private(self.slot.model)
+        some = any(len(self.federation.clients[name].of(split)) for name in names)
+        captures = some and not self._eager and not self.algorithm.private(self.slot.model)
         if captures and key in self._sweeps:
             self._receive(broadcast)
             self.slot.load(self._model)
@@ -450,6 +451,7 @@ class Captured(Sequential):
                         here.wait_stream(stream)
                     found = torch.stack(totals)
         except RuntimeError as error:  # one that cannot be captured, or no room
+            self._sweep_pool = torch.cuda.graph_pool_handle()  # see Lane.capture
             line = str(error).strip().splitlines()[0]
             self.say(f"engine captured: evaluation cannot be captured ({line}), so clients are evaluated one by one")
             return Sweep({}, None, torch.empty(0))

@@ -1,13 +1,13 @@
-"""FFA's arithmetic as Triton kernels, for CUDA: two launches forward and two backward, whatever the format.
+"""FFA's arithmetic as Triton kernels, for CUDA: three launches forward and three backward, whatever the format.
 
 Needs Triton, so it is to be imported only once features on a GPU come. :func:`augment` is that of
 :mod:`fedfa.layers.ffa`, whose ``_Augment`` has the mathematics; :func:`layer` is a layer's whole forward. Features are
 seen as (B, C, P) with two steps in memory, from channel to channel and from pixel to pixel, one of which is 1: so the
 same kernels serve NCHW and channels_last.
 
-Forward: `_moments` (reads the features: mean and squared deviations of every sample and channel) and `_apply`
-(x̂ = x + a·(x − μ) + b, with the two numbers a and b that every sample and channel needs; each program finds Σ̂ of its
-channels anew, which is less work than a launch). Backward: `_sums` (Σ G and Σ G·(x − μ)) and `_spread`
+Forward: `_moments` (reads the features: mean and squared deviations of every sample and channel), `_widths` (small,
+a channel at a time over the batch: Σ̂, the running statistics, and the two numbers a and b that every sample and
+channel needs), `_apply` (x̂ = x + a·(x − μ) + b). Backward: `_sums` (Σ G and Σ G·(x − μ)), `_pulls` (small), `_spread`
 (dx = G·(1 + a) + inner·(x − μ) + outer). All sums are float32. Where a gate is closed nothing is computed, and the
 features or their gradient are copied.
 
@@ -31,21 +31,22 @@ PROGRAMS = 256
 """As many programs as keep every multiprocessor of a large GPU busy."""
 SECTOR = 16
 """Channels side by side that a program reads at least: 32 bytes in half precision, what memory gives at once."""
-WIDE = 32
-"""Channels of a program that applies what was found, and has to find it: few programs then read the same numbers."""
+FEW = 8
+"""Channels of a program of the small kernels, which read float32."""
 SAMPLES = 64
-"""Samples whose statistics a program holds at once."""
+"""Samples that such a program holds at once. It is of one warp: its sums then wait for no other."""
 SHARED = ["batch", "pixels", "chunk"]
 """Arguments whose value is not worth a compilation of its own."""
 
 
 @triton.jit
-def _gathered(value, mask, count, seen, mean, square, axis: tl.constexpr):
-    """Mean and squared deviations of what was seen, with a block more along an axis (Chan's rule). The block's mean
-    is corrected by its own deviations, and the first block is taken as it is: so values that are all the same have
-    that mean and deviate by exactly 0."""
+def _gathered(value, mask, count, seen, mean, square, axis: tl.constexpr, exact: tl.constexpr):
+    """Mean and squared deviations of what was seen, with a block more along an axis (Chan's rule). With `exact`, values
+    that are all the same have that mean and deviate by exactly 0: the block's mean is corrected by its own deviations,
+    and the first block is taken as it is."""
     own = tl.sum(tl.where(mask, value, 0.0), axis, keep_dims=True) / count
-    own += tl.sum(tl.where(mask, value - own, 0.0), axis, keep_dims=True) / count
+    if exact:
+        own += tl.sum(tl.where(mask, value - own, 0.0), axis, keep_dims=True) / count
     deviation = tl.where(mask, value - own, 0.0)
     share = tl.where(seen > 0, count / (seen + count), 1.0)
     gap = own - mean
@@ -77,7 +78,7 @@ def _moments(
         mask = inside[:, None] & (p < last)[None, :]
         value = tl.load(row[:, None] + p[None, :] * step_p, mask=mask, other=0).to(tl.float32)
         count = tl.minimum(last - start, block_p) * 1.0
-        mean, square = _gathered(value, mask, count, (start - first) * 1.0, mean, square, 1)
+        mean, square = _gathered(value, mask, count, (start - first) * 1.0, mean, square, 1, False)
     plane = batch * channels
     spot = (parts + tl.program_id(1) * 2 * plane + sample * channels + c)[:, None]
     tl.store(spot, mean, mask=inside[:, None])
@@ -129,82 +130,101 @@ def _follow(running, now, c, mask, weight):
 
 
 @triton.jit
-def _over_batch(parts, c, inside, end, batch, channels, pixels, chunk, divisor, eps, block_b: tl.constexpr):
-    """Mean and squared deviations of μ and of σ over the batch, of some channels."""
-    mean = tl.zeros_like(c).to(tl.float32)
-    mean_square = tl.zeros_like(mean)
-    std = tl.zeros_like(mean)
-    std_square = tl.zeros_like(mean)
-    for start in range(0, end, block_b):
-        b = start + tl.arange(0, block_b)[None, :]
-        mask = (b < batch) & inside
-        own_mean, own_std = _statistics(parts, b, c, mask, batch, channels, pixels, chunk, divisor, eps)
+def _drawn(noise, b, c, mask, noise_k, noise_b, noise_c):
+    """The noise of μ and of σ."""
+    spot = noise + b * noise_b + c * noise_c
+    mean = tl.load(spot, mask=mask, other=0).to(tl.float32)
+    return mean, tl.load(spot + noise_k, mask=mask, other=0).to(tl.float32)
+
+
+@triton.jit(do_not_specialize=SHARED)
+def _widths(
+    parts, noise, gate, factor_mean, factor_std, offset_mean, offset_std, rows, centres,
+    running_mean, running_std, batches,
+    batch, channels, pixels, chunk, noise_k, noise_b, noise_c, factor, offset, weight, eps,
+    factored: tl.constexpr, shifted: tl.constexpr, tracked: tl.constexpr, gated: tl.constexpr,
+    skipped: tl.constexpr, unbiased: tl.constexpr, block_b: tl.constexpr, block_c: tl.constexpr,
+):  # fmt: skip
+    """From `parts` to `rows` (6, B, C): μ, σ, b, a, and dΣ̂/dμ, dΣ̂/dσ; and to `centres` (2, C), the statistics' means
+    over the batch. Moves the running statistics too, where the gate is open. The first samples, in most batches all,
+    are read once and their noise with them: what this kernel takes is waiting for memory."""
+    opened = 1
+    if gated:
+        opened = tl.where(tl.load(gate) != 0, 1, 0)
+    if skipped:  # noqa: SIM102  # this is known when the kernel is compiled, the gate when it runs
+        if opened == 0:
+            return
+    c = tl.program_id(0) * block_c + tl.arange(0, block_c)[None, :]
+    inside = c < channels
+    divisor = tl.maximum(pixels - 1, 1) * 1.0 if unbiased else pixels * 1.0
+    samples = tl.maximum(batch - 1, 1) * 1.0 if unbiased else batch * 1.0
+    extra = tl.where(batch > 1, eps, 0.0) if unbiased else 0.0
+    b = tl.arange(0, block_b)[:, None]
+    mask = (b < batch) & inside
+    own_mean, own_std = _statistics(parts, b, c, mask, batch, channels, pixels, chunk, divisor, eps)
+    mean_noise, std_noise = _drawn(noise, b, c, mask, noise_k, noise_b, noise_c)
+    mean_factor, std_factor = _term(factor, factor_mean, factor_std, c, inside, factored)
+    mean_offset, std_offset = _term(offset, offset_mean, offset_std, c, inside, shifted)
+    count = tl.minimum(batch, block_b) * 1.0
+    none = tl.zeros([1, block_c], tl.float32)
+    mean, mean_square = _gathered(own_mean, mask, count, 0.0, none, none, 0, True)
+    std, std_square = _gathered(own_std, mask, count, 0.0, none, none, 0, True)
+    for start in range(block_b, batch, block_b):
+        more = (start + b < batch) & inside
+        other_mean, other_std = _statistics(parts, start + b, c, more, batch, channels, pixels, chunk, divisor, eps)
         count = tl.minimum(batch - start, block_b) * 1.0
-        mean, mean_square = _gathered(own_mean, mask, count, start * 1.0, mean, mean_square, 1)
-        std, std_square = _gathered(own_std, mask, count, start * 1.0, std, std_square, 1)
-    return mean, mean_square, std, std_square
+        mean, mean_square = _gathered(other_mean, more, count, start * 1.0, mean, mean_square, 0, True)
+        std, std_square = _gathered(other_std, more, count, start * 1.0, std, std_square, 0, True)
+    mean_width, mean_slope = _width(mean_square / samples + extra, mean_factor, mean_offset, samples)
+    std_width, std_slope = _width(std_square / samples + extra, std_factor, std_offset, samples)
+    plane = batch * channels
+    for start in range(0, batch, block_b):
+        if start > 0:
+            mask = (start + b < batch) & inside
+            own_mean, own_std = _statistics(parts, start + b, c, mask, batch, channels, pixels, chunk, divisor, eps)
+            mean_noise, std_noise = _drawn(noise, start + b, c, mask, noise_k, noise_b, noise_c)
+        row = rows + (start + b) * channels + c
+        tl.store(row, own_mean, mask=mask)
+        tl.store(row + plane, own_std, mask=mask)
+        tl.store(row + 2 * plane, mean_noise * mean_width, mask=mask)
+        tl.store(row + 3 * plane, std_noise * std_width / own_std, mask=mask)
+        tl.store(row + 4 * plane, mean_slope * (own_mean - mean), mask=mask)
+        tl.store(row + 5 * plane, std_slope * (own_std - std), mask=mask)
+    tl.store(centres + c, mean, mask=inside)
+    tl.store(centres + channels + c, std, mask=inside)
+    if tracked:
+        _follow(running_mean, mean, c, c < channels * opened, weight)
+        _follow(running_std, std, c, c < channels * opened, weight)
+        tl.store(batches, tl.load(batches) + opened, mask=tl.program_id(0) == 0)
 
 
 @triton.jit(do_not_specialize=SHARED)
 def _apply(
-    x, gate, parts, noise, factor_mean, factor_std, offset_mean, offset_std, rows, centres,
-    running_mean, running_std, batches, out,
-    batch, channels, pixels, chunk, step_c, step_p, noise_k, noise_b, noise_c, factor, offset, weight, eps,
-    factored: tl.constexpr, shifted: tl.constexpr, tracked: tl.constexpr, gated: tl.constexpr,
-    skipped: tl.constexpr, unbiased: tl.constexpr, block_b: tl.constexpr, block_c: tl.constexpr, block_p: tl.constexpr,
+    x, gate, rows, out, batch, channels, pixels, step_c, step_p,
+    gated: tl.constexpr, block_c: tl.constexpr, block_p: tl.constexpr,
 ):  # fmt: skip
-    """x̂ = x + a·(x − μ) + b; x itself where the gate is closed. Beside it, from the first program of a sample, `rows`
-    (5, B, C): μ, σ, a, and dΣ̂/dμ, dΣ̂/dσ; from the first of all, `centres` (2, C), the statistics' means over the
-    batch, and the running statistics, which move where the gate is open."""
+    """x̂ = x + a·(x − μ) + b; x itself where the gate is closed."""
     blocks = tl.cdiv(channels, block_c)
     sample = tl.program_id(0) // blocks
-    c = (tl.program_id(0) % blocks * block_c + tl.arange(0, block_c))[:, None]
-    p = (tl.program_id(1) * block_p + tl.arange(0, block_p))[None, :]
+    c = tl.program_id(0) % blocks * block_c + tl.arange(0, block_c)
+    p = tl.program_id(1) * block_p + tl.arange(0, block_p)
     inside = c < channels
-    mask = inside & (p < pixels)
-    place = sample.to(tl.int64) * channels * pixels + c * step_c + p * step_p
+    mask = inside[:, None] & (p < pixels)[None, :]
+    place = sample.to(tl.int64) * channels * pixels + c[:, None] * step_c + p[None, :] * step_p
     value = tl.load(x + place, mask=mask, other=0)
-    opened = 1
-    if gated:
-        opened = tl.where(tl.load(gate) != 0, 1, 0)
-    end = batch
-    if skipped:
-        end = batch * opened
-    known = inside & (end > 0)
-    divisor = tl.maximum(pixels - 1, 1) * 1.0 if unbiased else pixels * 1.0
-    samples = tl.maximum(batch - 1, 1) * 1.0 if unbiased else batch * 1.0
-    extra = tl.where(batch > 1, eps, 0.0) if unbiased else 0.0
-    spot = noise + sample * noise_b + c * noise_c
-    mean_noise = tl.load(spot, mask=known, other=0).to(tl.float32)
-    std_noise = tl.load(spot + noise_k, mask=known, other=0).to(tl.float32)
-    mean_factor, std_factor = _term(factor, factor_mean, factor_std, c, inside, factored)
-    mean_offset, std_offset = _term(offset, offset_mean, offset_std, c, inside, shifted)
-    mean, std = _statistics(parts, sample, c, known, batch, channels, pixels, chunk, divisor, eps)
-    centre, mean_square, std_centre, std_square = _over_batch(
-        parts, c, inside, end, batch, channels, pixels, chunk, divisor, eps, block_b
-    )
-    mean_width, mean_slope = _width(mean_square / samples + extra, mean_factor, mean_offset, samples)
-    std_width, std_slope = _width(std_square / samples + extra, std_factor, std_offset, samples)
-    scale = std_noise * std_width / std
-    wide = value.to(tl.float32)
-    new = (wide + scale * (wide - mean) + mean_noise * mean_width).to(value.dtype)
-    tl.store(out + place, tl.where(opened != 0, new, value), mask=mask)
     plane = batch * channels
-    first = known & (tl.program_id(1) == 0)
     row = rows + sample * channels + c
-    tl.store(row, mean, mask=first)
-    tl.store(row + plane, std, mask=first)
-    tl.store(row + 2 * plane, scale, mask=first)
-    tl.store(row + 3 * plane, mean_slope * (mean - centre), mask=first)
-    tl.store(row + 4 * plane, std_slope * (std - std_centre), mask=first)
-    first &= sample == 0
-    tl.store(centres + c, centre, mask=first)
-    tl.store(centres + channels + c, std_centre, mask=first)
-    if tracked:
-        _follow(running_mean, centre, c, first & (opened != 0), weight)
-        _follow(running_std, std_centre, c, first & (opened != 0), weight)
-        one = (tl.program_id(0) == 0) & (tl.program_id(1) == 0)
-        tl.store(batches, tl.load(batches) + opened, mask=one)
+    known = inside
+    if gated:
+        known &= tl.load(gate) != 0  # zeros otherwise, with which x̂ is x
+    mean = tl.load(row, mask=known, other=0)[:, None]
+    shift = tl.load(row + 2 * plane, mask=known, other=0)[:, None]
+    scale = tl.load(row + 3 * plane, mask=known, other=0)[:, None]
+    wide = value.to(tl.float32)
+    new = (wide + scale * (wide - mean) + shift).to(value.dtype)
+    if gated:
+        new = tl.where(tl.load(gate) != 0, new, value)  # infinities too
+    tl.store(out + place, new, mask=mask)
 
 
 @triton.jit(do_not_specialize=SHARED)
@@ -254,63 +274,73 @@ def _total(parts, b, c, mask, batch, channels, pixels, chunk):
     return outer, inner
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SHARED)
 def _pulls(
-    parts, noise, rows, c, inside, end, batch, channels, pixels, chunk, noise_k, noise_b, noise_c, block_b: tl.constexpr
-):
-    """How the gradients of all samples pull at Σ̂ of μ and of σ, of some channels."""
-    mean_pull = tl.zeros_like(c).to(tl.float32)
-    std_pull = tl.zeros_like(mean_pull)
-    for start in range(0, end, block_b):
-        b = start + tl.arange(0, block_b)[None, :]
+    parts, noise, gate, rows, pulls, batch, channels, pixels, chunk, noise_k, noise_b, noise_c,
+    gated: tl.constexpr, unbiased: tl.constexpr, block_b: tl.constexpr, block_c: tl.constexpr,
+):  # fmt: skip
+    """`outer` and `inner` of every sample and channel (2, B, C): how μ, σ and, through all samples of the batch, Σ̂
+    pull at its pixels."""
+    if gated:  # noqa: SIM102  # as above
+        if tl.load(gate) == 0:
+            return
+    c = tl.program_id(0) * block_c + tl.arange(0, block_c)[None, :]
+    inside = c < channels
+    plane = batch * channels
+    divisor = tl.maximum(pixels - 1, 1) * 1.0 if unbiased else pixels * 1.0
+    mean_pull = tl.zeros([1, block_c], tl.float32)
+    std_pull = tl.zeros([1, block_c], tl.float32)
+    for start in range(0, batch, block_b):
+        b = start + tl.arange(0, block_b)[:, None]
         mask = (b < batch) & inside
         outer, inner = _total(parts, b, c, mask, batch, channels, pixels, chunk)
-        std = tl.load(rows + (batch + b) * channels + c, mask=mask, other=1)
-        spot = noise + b * noise_b + c * noise_c
-        mean_noise = tl.load(spot, mask=mask, other=0).to(tl.float32)
-        std_noise = tl.load(spot + noise_k, mask=mask, other=0).to(tl.float32)
-        mean_pull += tl.sum(mean_noise * outer, 1, keep_dims=True)
-        std_pull += tl.sum(std_noise * (inner / std), 1, keep_dims=True)
-    return mean_pull, std_pull
+        std = tl.load(rows + plane + b * channels + c, mask=mask, other=1)
+        mean_noise, std_noise = _drawn(noise, b, c, mask, noise_k, noise_b, noise_c)
+        mean_pull += tl.sum(mean_noise * outer, 0)[None, :]
+        std_pull += tl.sum(std_noise * (inner / std), 0)[None, :]
+    for start in range(0, batch, block_b):
+        b = start + tl.arange(0, block_b)[:, None]
+        mask = (b < batch) & inside
+        outer, inner = _total(parts, b, c, mask, batch, channels, pixels, chunk)
+        row = rows + b * channels + c
+        std = tl.load(row + plane, mask=mask, other=1)
+        scale = tl.load(row + 3 * plane, mask=mask, other=0)
+        outer = (tl.load(row + 4 * plane, mask=mask, other=0) * mean_pull - scale * outer) / pixels
+        inner = (tl.load(row + 5 * plane, mask=mask, other=0) * std_pull - scale * (inner / std)) / (divisor * std)
+        tl.store(pulls + b * channels + c, outer, mask=mask)
+        tl.store(pulls + plane + b * channels + c, inner, mask=mask)
 
 
 @triton.jit(do_not_specialize=SHARED)
 def _spread(
-    x, grad, gate, parts, noise, rows, out,
-    batch, channels, pixels, chunk, step_c, step_p, noise_k, noise_b, noise_c,
-    gated: tl.constexpr, unbiased: tl.constexpr, block_b: tl.constexpr, block_c: tl.constexpr, block_p: tl.constexpr,
+    x, grad, gate, rows, pulls, out, batch, channels, pixels, step_c, step_p,
+    gated: tl.constexpr, block_c: tl.constexpr, block_p: tl.constexpr,
 ):  # fmt: skip
-    """dx = G·(1 + a) + inner·(x − μ) + outer, where `inner` and `outer` are how μ, σ and, through all samples of the
-    batch, Σ̂ pull at a sample's pixels; G itself where the gate is closed, and x is not read there."""
+    """dx = G·(1 + a) + inner·(x − μ) + outer; G itself where the gate is closed, and x is not read there."""
     blocks = tl.cdiv(channels, block_c)
     sample = tl.program_id(0) // blocks
-    c = (tl.program_id(0) % blocks * block_c + tl.arange(0, block_c))[:, None]
-    p = (tl.program_id(1) * block_p + tl.arange(0, block_p))[None, :]
+    c = tl.program_id(0) % blocks * block_c + tl.arange(0, block_c)
+    p = tl.program_id(1) * block_p + tl.arange(0, block_p)
     inside = c < channels
-    place = sample.to(tl.int64) * channels * pixels + c * step_c + p * step_p
-    slope = tl.load(grad + place, mask=inside & (p < pixels), other=0)
-    end = batch
+    mask = inside[:, None] & (p < pixels)[None, :]
+    end = pixels
     if gated:
-        end = tl.where(tl.load(gate) != 0, batch, 0)
-    known = inside & (end > 0)
-    value = tl.load(x + place, mask=known & (p < pixels), other=0).to(tl.float32)
+        end = tl.where(tl.load(gate) != 0, pixels, 0)
+    place = sample.to(tl.int64) * channels * pixels + c[:, None] * step_c + p[None, :] * step_p
+    slope = tl.load(grad + place, mask=mask, other=0)
+    value = tl.load(x + place, mask=mask & (p < end)[None, :], other=0).to(tl.float32)
     plane = batch * channels
-    row = rows + sample * channels + c
-    mean = tl.load(row, mask=known, other=0)
-    std = tl.load(row + plane, mask=known, other=1)
-    scale = tl.load(row + 2 * plane, mask=known, other=0)
-    mean_slope = tl.load(row + 3 * plane, mask=known, other=0)
-    std_slope = tl.load(row + 4 * plane, mask=known, other=0)
-    own_outer, own_inner = _total(parts, sample, c, known, batch, channels, pixels, chunk)
-    mean_pull, std_pull = _pulls(
-        parts, noise, rows, c, inside, end, batch, channels, pixels, chunk, noise_k, noise_b, noise_c, block_b
-    )
-    divisor = tl.maximum(pixels - 1, 1) * 1.0 if unbiased else pixels * 1.0
-    outer = (mean_slope * mean_pull - scale * own_outer) / pixels
-    inner = (std_slope * std_pull - scale * (own_inner / std)) / (divisor * std)
+    row = sample * channels + c
+    known = inside & (end > 0)
+    mean = tl.load(rows + row, mask=known, other=0)[:, None]
+    scale = tl.load(rows + row + 3 * plane, mask=known, other=0)[:, None]
+    outer = tl.load(pulls + row, mask=known, other=0)[:, None]
+    inner = tl.load(pulls + row + plane, mask=known, other=0)[:, None]
     wide = slope.to(tl.float32)
     new = (wide + scale * wide + (inner * (value - mean) + outer)).to(slope.dtype)
-    tl.store(out + place, tl.where(end > 0, new, slope), mask=inside & (p < pixels))
+    if gated:
+        new = tl.where(tl.load(gate) != 0, new, slope)
+    tl.store(out + place, new, mask=mask)
 
 
 class Term(NamedTuple):
@@ -396,10 +426,13 @@ class _Fused(torch.autograd.Function):
             ctx.save_for_backward(x, noise, rows, gate)
             ctx.given = (factor, offset, eps, unbiased)
         ctx.mark_non_differentiable(statistics)
+        ctx.set_materialize_grads(False)  # no zeros for the statistics, which have no gradient
         return out, statistics
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        if grads[0] is None:
+            return (None,) * 9
         x, noise, rows, gate = ctx.saved_tensors
         factor, offset, eps, unbiased = ctx.given
         if torch.is_grad_enabled():  # a graph of this backward is asked for: let autograd build it
@@ -434,6 +467,7 @@ class _Launch:
         self.step_c, self.step_p = found
         self.batch, self.channels = x.shape[:2]
         self.pixels = x[0, 0].numel()
+        self.small = (triton.cdiv(self.channels, FEW),)
         self.block_b = min(triton.next_power_of_2(self.batch), SAMPLES)
 
     def tile(self, programs: int) -> tuple[int, int]:
@@ -447,14 +481,6 @@ class _Launch:
         while block_c > least and self.batch * triton.cdiv(self.channels, block_c) < programs:
             block_c //= 2
         return block_c, min(pixels, TILE // block_c)
-
-    def applied(self) -> tuple[tuple[int, int], dict[str, int]]:
-        """Grid and blocks of a kernel that applies what was found."""
-        channels, pixels = (triton.next_power_of_2(size) for size in (self.channels, self.pixels))
-        block_c = min(channels, WIDE if self.step_c == 1 else max(TILE // pixels, 1))
-        block_p = min(pixels, 2 * TILE // block_c)
-        blocks = {"block_b": self.block_b, "block_c": block_c, "block_p": block_p, "num_warps": 8}
-        return self.grid(block_c, triton.cdiv(self.pixels, block_p)), blocks
 
     def chunks(self, block_c: int, block_p: int) -> tuple[int, int]:
         """Into how many chunks pixels are split, and their length: more than one where programs would be few."""
@@ -482,7 +508,7 @@ def forward(
     running: Running | None = None,
     skip: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Augmented features, what the backward needs of the batch (5, B, C), and its mean statistics (2, C).
+    """Augmented features, what the backward needs of the batch (6, B, C), and its mean statistics (2, C).
 
     With `running`, moves the running statistics where the gate is open. With `skip`, a closed gate also leaves the
     statistics out: what is returned of them then means nothing.
@@ -495,22 +521,26 @@ def forward(
         count, chunk = launch.chunks(block_c, block_p)
         parts, rows, centres = (
             torch.empty(shape, dtype=torch.float32, device=x.device)
-            for shape in ((count, 2, batch, channels), (5, batch, channels), (2, channels))
+            for shape in ((count, 2, batch, channels), (6, batch, channels), (2, channels))
         )
         opened = rows if gate is None else gate.view(torch.uint8)
-        skipped = skip and gate is not None
         _moments[launch.grid(block_c, count)](
             x, opened, parts, batch, channels, pixels, chunk, launch.step_c, launch.step_p,
-            skipped=skipped, block_c=block_c, block_p=block_p, num_warps=_warps(block_c * block_p),
+            skipped=skip and gate is not None, block_c=block_c, block_p=block_p, num_warps=_warps(block_c * block_p),
         )  # fmt: skip
-        grid, blocks = launch.applied()
-        _apply[grid](
-            x, opened, parts, noise, *_rows(factor, rows), *_rows(offset, rows), rows, centres,
-            *((rows, rows, rows) if running is None else running[:3]), out,
-            batch, channels, pixels, chunk, launch.step_c, launch.step_p, *noise.stride(),
-            float(factor.base), float(offset.base), 0.0 if running is None else 1 - running.momentum, float(eps),
+        _widths[launch.small](
+            parts, noise, opened, *_rows(factor, rows), *_rows(offset, rows), rows, centres,
+            *((rows, rows, rows) if running is None else running[:3]),
+            batch, channels, pixels, chunk, *noise.stride(), float(factor.base), float(offset.base),
+            0.0 if running is None else 1 - running.momentum, float(eps),
             factored=factor.mean is not None, shifted=offset.mean is not None, tracked=running is not None,
-            gated=gate is not None, skipped=skipped, unbiased=unbiased, **blocks,
+            gated=gate is not None, skipped=skip and gate is not None, unbiased=unbiased,
+            block_b=launch.block_b, block_c=FEW, num_warps=1,
+        )  # fmt: skip
+        block_c, block_p = launch.tile(0)
+        _apply[launch.grid(block_c, triton.cdiv(pixels, block_p))](
+            x, opened, rows, out, batch, channels, pixels, launch.step_c, launch.step_p,
+            gated=gate is not None, block_c=block_c, block_p=block_p, num_warps=_warps(block_c * block_p),
         )  # fmt: skip
     return out, rows, centres
 
@@ -526,16 +556,20 @@ def backward(grad: Tensor, x: Tensor, noise: Tensor, rows: Tensor, gate: Tensor 
         block_c, block_p = launch.tile(PROGRAMS)
         count, chunk = launch.chunks(block_c, block_p)
         parts = torch.empty((count, 2, batch, channels), dtype=torch.float32, device=x.device)
+        pulls = torch.empty((2, batch, channels), dtype=torch.float32, device=x.device)
         opened = rows if gate is None else gate.view(torch.uint8)
         _sums[launch.grid(block_c, count)](
             x, grad, opened, rows, parts, batch, channels, pixels, chunk, launch.step_c, launch.step_p,
             gated=gate is not None, block_c=block_c, block_p=block_p, num_warps=_warps(block_c * block_p),
         )  # fmt: skip
-        grid, blocks = launch.applied()
-        _spread[grid](
-            x, grad, opened, parts, noise, rows, out,
-            batch, channels, pixels, chunk, launch.step_c, launch.step_p, *noise.stride(),
-            gated=gate is not None, unbiased=unbiased, **blocks,
+        _pulls[launch.small](
+            parts, noise, opened, rows, pulls, batch, channels, pixels, chunk, *noise.stride(),
+            gated=gate is not None, unbiased=unbiased, block_b=launch.block_b, block_c=FEW, num_warps=1,
+        )  # fmt: skip
+        block_c, block_p = launch.tile(0)
+        _spread[launch.grid(block_c, triton.cdiv(pixels, block_p))](
+            x, grad, opened, rows, pulls, out, batch, channels, pixels, launch.step_c, launch.step_p,
+            gated=gate is not None, block_c=block_c, block_p=block_p, num_warps=_warps(block_c * block_p),
         )  # fmt: skip
     return out
 

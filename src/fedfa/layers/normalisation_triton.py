@@ -157,8 +157,8 @@ def _sums(
 
 @triton.jit(do_not_specialize=SHARED)
 def _finish_sums(parts, table, pulls, grads, rows, channels, parts_made, block_p: tl.constexpr, block_c: tl.constexpr):
-    """From `parts` to `grads` (2, C), of weight and bias, and to `pulls` (2, C): what all of a channel's rows pull at
-    each of them, outright and by its deviation."""
+    """From `parts` to `grads` (3, C), of weight, bias and offset (0), and to `pulls` (2, C): what all of a channel's
+    rows pull at each of them, outright and by its deviation."""
     c = (tl.program_id(0) * block_c + tl.arange(0, block_c))[None, :]
     inside = c < channels
     i = tl.arange(0, block_p)[:, None]
@@ -168,6 +168,7 @@ def _finish_sums(parts, table, pulls, grads, rows, channels, parts_made, block_p
     inverse = tl.load(table + channels + c, mask=inside, other=0)
     tl.store(grads + c, inner * inverse, mask=inside)
     tl.store(grads + channels + c, outer, mask=inside)
+    tl.store(grads + 2 * channels + c, tl.zeros_like(outer), mask=inside)
     tl.store(pulls + c, outer / rows, mask=inside)
     tl.store(pulls + channels + c, inner * inverse * inverse / rows, mask=inside)
 
@@ -231,6 +232,11 @@ def _evaluated(
     return out
 
 
+def _none(offset: Tensor | None) -> Tensor | None:
+    """An offset's gradient."""
+    return None if offset is None else torch.zeros_like(offset)
+
+
 class _Normalise(torch.autograd.Function):
     """Both ways for autograd, which gets plain operations where it wants a gradient of the gradient."""
 
@@ -259,18 +265,22 @@ class _Normalise(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, bias, offset, table = ctx.saved_tensors
         eps, relu = ctx.given
-        none = None if offset is None else torch.zeros_like(offset)
         if torch.is_grad_enabled():
             plain = F.batch_norm(x, None, None, weight, bias, training=True, eps=eps)
             plain = F.relu(plain) if relu else plain
-            return *torch.autograd.grad(plain, (x, weight, bias), grads[0], create_graph=True), none, None, None
+            return (
+                *torch.autograd.grad(plain, (x, weight, bias), grads[0], create_graph=True),
+                _none(offset),
+                None,
+                None,
+            )
         with torch.cuda.device_of(x):
             launch = _Launch(x)
             rows, channels = launch.rows, launch.channels
             grad = grads[0].contiguous(memory_format=torch.channels_last)
-            parts, pulls, own = (torch.empty((n, channels), device=x.device) for n in (2 * launch.parts, 2, 2))
+            parts, pulls, own = (torch.empty((n, channels), device=x.device) for n in (2 * launch.parts, 2, 3))
             out = torch.empty_like(x)
             _sums[launch.chunks](x, grad, table, bias, parts, rows, channels, launch.chunk, relu=relu, **launch.blocks)
             _finish_sums[launch.few](parts, table, pulls, own, rows, channels, launch.parts, **launch.small)
             _spread[launch.each](x, grad, table, bias, pulls, out, rows, channels, relu=relu, **launch.blocks)
-        return out, own[0], own[1], none, None, None
+        return out, own[0], own[1], None if offset is None else own[2].to(offset.dtype), None, None
