@@ -216,14 +216,16 @@ class Lane:
         """Capture how a client enters and what it sends, where it keeps nothing. The client has taken its steps."""
         if self.settled or not self.works:
             return
+        exits = []
         for _ in range(2):
             graph = torch.cuda.CUDAGraph()
             with captured(graph):
                 update, numbers = self._leave(client, algorithm, 1)
-            self._exits.append((graph, update, numbers))
-        self._entry = torch.cuda.CUDAGraph()
-        with captured(self._entry, self.streams.opened()):
+            exits.append((graph, update, numbers))
+        entry = torch.cuda.CUDAGraph()
+        with captured(entry, self.streams.opened()):
             self._enter(client, algorithm)
+        self._exits, self._entry = exits, entry  # all of them, or none: there may be no room for the last
 
     def _step(self, client: Client, algorithm: Algorithm, size: int) -> None:
         index = self.order.index_select(0, self.cursor + torch.arange(size, device=self.order.device))
@@ -370,28 +372,15 @@ class Captured(Sequential):
 
     def _start(self, client: Client, lane: Lane, order: Tensor, sizes: Sequence[int]) -> Sent | None:
         """Hand a client's whole round to its lane. None where that cannot be."""
-        weight, memory = self._weight(client), client.memory
         lane.stream.wait_stream(torch.cuda.current_stream())
         try:
             with torch.cuda.stream(lane.stream):
-                missing = lane.missing(sizes)
-                for size in missing:
-                    self._left_over = True
-                    lane.begin(client, self.algorithm, memory, order)
-                    lane.capture(client, self.algorithm, size)
-                lane.begin(client, self.algorithm, memory, order)
-                lane.play(client, self.algorithm, sizes)
-                if self._forgetful:
-                    lane.capture_ends(client, self.algorithm)
-                if missing:
-                    self._keep_room()
-                update, numbers = lane.end(client, self.algorithm, weight, self._waves)
-                if self._forgetful is None and sizes:
-                    self._forgetful = not memory and not client.memory
-                return Sent(client, update, numbers, sum(sizes), not lane.settled, lane.stream.record_event())
+                sent, new = self._played(client, lane, order, sizes)
+            if new:
+                self._keep_room()
+            return sent
         except torch.OutOfMemoryError:
-            working = sum(other.works for other in self._lanes)
-            self._fewer(len(self._lanes) - 1 if lane.works else working)
+            self._fewer(sum(other.works for other in self._lanes if other is not lane))
         except RuntimeError as error:
             if "captur" not in str(error):
                 raise
@@ -399,6 +388,25 @@ class Captured(Sequential):
             line = str(error).strip().splitlines()[0]
             self.say(f"engine captured: this step cannot be captured ({line}), so clients train one after another")
         return None
+
+    def _played(self, client: Client, lane: Lane, order: Tensor, sizes: Sequence[int]) -> tuple[Sent, bool]:
+        """What the client will have sent, and whether something new was captured for it."""
+        weight, memory = self._weight(client), client.memory
+        missing = lane.missing(sizes)
+        for size in missing:
+            self._left_over = True
+            lane.begin(client, self.algorithm, memory, order)
+            lane.capture(client, self.algorithm, size)
+        lane.begin(client, self.algorithm, memory, order)
+        lane.play(client, self.algorithm, sizes)
+        settled = lane.settled
+        if self._forgetful:
+            lane.capture_ends(client, self.algorithm)
+        update, numbers = lane.end(client, self.algorithm, weight, self._waves)
+        if self._forgetful is None and sizes:
+            self._forgetful = not memory and not client.memory
+        sent = Sent(client, update, numbers, sum(sizes), not lane.settled, lane.stream.record_event())
+        return sent, bool(missing) or lane.settled != settled
 
     def _keep_room(self) -> None:
         """Run out of memory now, when a lane can still be given up for it, and not when updates are added."""
