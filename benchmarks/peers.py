@@ -5,7 +5,7 @@
 Every framework trains the same federation: images, network and its first weights, clients, batches of one size, local
 steps, SGD, FedAvg; nobody evaluates. Each is a process of its own that plays one round when it is told to, so that
 rounds are interleaved, and with one thread a process. Flower has as many processes as there are cores, as is its way;
-we and pfl have one. What is not installed is left out.
+pfl has one; we have one, or as many as there are cores. What is not installed is left out.
 
 Ray, under Flower, asks for a cloud's metadata when it starts. It is only started where nothing can be reached:
 
@@ -27,12 +27,17 @@ import time
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.measure import ratios
+
+if TYPE_CHECKING:
+    from fedfa.engines.sequential import Sequential
+    from fedfa.memory import Memory
 
 CLIENTS, LR, SIDE = 10, 0.1, 28
 STEPS = {"LeNet": (20, 32), "two-convolution CNN": (10, 10)}
@@ -92,12 +97,12 @@ class Turns:
         print(loss, file=self.answers, flush=True)
 
 
-def ours(net: str, rounds: int, turns: Turns) -> None:
+def our_engine(net: str, memory: Memory, **own: Any) -> Sequential:
+    """Our engine: in this process, or with settings of its own in several."""
     import fedfa
     from fedfa.engines.client import Local
+    from fedfa.engines.processes import Processes
     from fedfa.engines.sequential import Sequential
-    from fedfa.memory import Memory
-    from fedfa.server import Plan, Watcher, first_state, play_round
     from fedfa.task import Classification
 
     x, y = images(net)
@@ -105,16 +110,31 @@ def ours(net: str, rounds: int, turns: Turns) -> None:
     clients = {f"{number:02d}": fedfa.ClientIndex(index, none, none) for number, index in enumerate(places)}
     classes = tuple("0123456789")
     data = fedfa.Federation("patterns", "classification", x.flatten(0, 1), y.flatten(), classes, clients)
-    model, algorithm = network(net), fedfa.ALGORITHMS["fedavg"]()
-    memory, local = Memory(Path(tempfile.mkdtemp())), Local(batch_size=STEPS[net][1], lr=LR)
-    engine = Sequential(model, data, Classification(), algorithm, local, memory, 0)
-    plan = Plan(rounds, 0, tuple(clients), evaluate_every=rounds + 1)
-    state = first_state(model, algorithm, CLIENTS)
+    local, rule = Local(batch_size=STEPS[net][1], lr=LR), fedfa.ALGORITHMS["fedavg"]()
+    kind = Processes if own else Sequential
+    return kind(network(net), data, Classification(), rule, local, memory, 0, **own)
+
+
+def ours(net: str, rounds: int, turns: Turns, **own: Any) -> None:
+    from fedfa.memory import Memory
+    from fedfa.server import Plan, Watcher, first_state, play_round
+
+    engine = our_engine(net, Memory(Path(tempfile.mkdtemp())), **own)
+    plan = Plan(rounds, 0, tuple(engine.federation.clients), evaluate_every=rounds + 1)
+    state = first_state(network(net), engine.algorithm, CLIENTS)
     for _ in range(rounds):
         turns.wait()
-        state, record = play_round(state, algorithm, engine, plan, Watcher())
+        state, record = play_round(state, engine.algorithm, engine, plan, Watcher())
         assert record.loss is not None
         turns.done(record.loss)
+    engine.close()
+
+
+def ours_in_processes(net: str, rounds: int, turns: Turns) -> None:
+    from fedfa.engines.crew import Recipe
+
+    recipe = Recipe("benchmarks.peers", "our_engine", {"net": net})
+    ours(net, rounds, turns, recipe=recipe, most=os.cpu_count() or 1, asked=True)
 
 
 def pfl(net: str, rounds: int, turns: Turns) -> None:
@@ -222,6 +242,7 @@ def flower(net: str, rounds: int, turns: Turns) -> None:
 
 PLAYERS: dict[str, tuple[Callable[[str, int, Turns], None], tuple[str, ...]]] = {
     "fedfa": (ours, ("fedfa",)),
+    "fedfa-processes": (ours_in_processes, ("fedfa",)),
     "pfl": (pfl, ("pfl",)),
     "flower": (flower, ("flwr", "ray")),
 }

@@ -32,7 +32,7 @@ COMPONENTS: dict[str, Registry[Any]] = REGISTRIES | {"transform": TRANSFORMS}
 """Those of which an experiment has one, and those of which it has a list."""
 GIVEN = ("num_classes", "in_channels", "augment")
 """Arguments of a network that the federation and the algorithm decide."""
-COSMETIC = {"description", "checkpoint_every", "keep_checkpoints", "lanes", "trackers"}
+COSMETIC = {"description", "checkpoint_every", "keep_checkpoints", "lanes", "processes", "trackers"}
 """Keys that do not change a run's numbers, and so not its name."""
 TRACKERS = ("tensorboard", "mlflow", "wandb")
 """Where a run's numbers can go besides its folder; :mod:`fedfa.trackers` has them."""
@@ -76,6 +76,7 @@ class Experiment(BaseModel):
     precision: Literal["float32", "tf32", "bf16"] = "tf32"
     device: str = "auto"
     threads: int = Field(0, ge=0)
+    processes: int = Field(0, ge=0)
     checkpoint_every: int = Field(10, ge=1)
     keep_checkpoints: int = Field(2, ge=1)
     trackers: tuple[str, ...] = ("tensorboard",)

@@ -206,6 +206,10 @@ class Run:
         """That so many other runs shared the GPU with it: its seconds and its memory are then those of all."""
         self._note(beside=others)
 
+    def note_processes(self, count: int) -> None:
+        """That clients trained in so many processes; the memory on record is the first one's."""
+        self._note(processes=count)
+
     def _note(self, **facts: Any) -> None:
         self.provenance.update(facts)
         write_text(self.folder / "provenance.json", json.dumps(self.provenance, indent=2) + "\n")

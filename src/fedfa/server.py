@@ -50,6 +50,11 @@ class Plan:
     evaluate_last: int = 1
     """The last rounds are all evaluated, this many."""
 
+    @property
+    def clients_a_round(self) -> int:
+        """A share of all, at least one."""
+        return min(max(1, int(self.participation * len(self.clients) + 0.5)), len(self.clients))
+
     def evaluates(self, round: int) -> bool:
         return round % self.evaluate_every == 0 or round > self.rounds - self.evaluate_last
 
@@ -184,7 +189,7 @@ def play_round(
 
 def sample_clients(plan: Plan, round: int) -> list[str]:
     """The round's clients: a share of all, at least one, drawn without replacement."""
-    count = max(1, int(plan.participation * len(plan.clients) + 0.5))
+    count = plan.clients_a_round
     if count >= len(plan.clients):
         return list(plan.clients)
     drawn = torch.randperm(len(plan.clients), generator=generator(plan.seed, round, "clients"))[:count]

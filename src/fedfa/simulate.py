@@ -6,6 +6,7 @@ import itertools
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ from fedfa.data.transforms import Transforms
 from fedfa.engines.base import Engine
 from fedfa.engines.captured import Captured
 from fedfa.engines.client import Local
+from fedfa.engines.crew import Recipe
+from fedfa.engines.processes import Processes
 from fedfa.engines.sequential import Sequential
 from fedfa.errors import UserError
 from fedfa.experiment import COMPONENTS, REGISTRIES, Experiment, load
@@ -249,12 +252,17 @@ def play(run: Run, watcher: Watcher | None = None, parts: Parts | None = None, e
         )
     memory = Memory(run.folder / "memory")
     threads = torch.get_num_threads()
-    with held(run.folder), arithmetic(config.precision):
-        engine = engine or build_engine(config, parts, memory, device, watcher)
+    with held(run.folder), arithmetic(config.precision), ExitStack() as ending:
+        if engine is None:
+            engine = built = build_engine_of(run, parts, memory, device, watcher)
+            ending.callback(built.close)
         try:
             torch.set_num_threads(run.provenance["threads"])  # sums depend on it: a resumed run must not differ
             with tracked(watcher, config.trackers) as watching:
-                return _play(run, watching, parts, engine, memory, device)
+                played = _play(run, watching, parts, engine, memory, device)
+            if isinstance(engine, Processes) and engine.used:
+                played.note_processes(engine.used)
+            return played
         finally:
             torch.set_num_threads(threads)
 
@@ -263,13 +271,54 @@ def find_engine(config: Experiment, device: torch.device) -> type[Sequential]:
     """The engine that the experiment asks for; `auto` captures where the device is CUDA."""
     if config.engine == "captured" and device.type != "cuda":
         raise UserError(f"engine=captured needs a CUDA device, not {device}: say engine=sequential")
+    if config.processes > 1 and (config.engine != "auto" or device.type != "cpu"):
+        raise UserError(
+            f"processes={config.processes} is for engine=auto on a CPU, not for engine={config.engine} on {device}"
+        )
     captured = config.engine == "captured" or (config.engine == "auto" and device.type == "cuda")
     return Captured if captured else Sequential
 
 
-def build_engine(config: Experiment, parts: Parts, memory: Memory, device: torch.device, watcher: Watcher) -> Engine:
+def build_engine(
+    config: Experiment, parts: Parts, memory: Memory, device: torch.device, watcher: Watcher
+) -> Sequential:
+    """The engine that the experiment asks for, in this process."""
     kind = find_engine(config, device)
     own: dict[str, Any] = {"lanes": config.lanes, "say": watcher.noticed} if kind is Captured else {}
+    return _built(kind, config, parts, memory, device, **own)
+
+
+def build_engine_of(run: Run, parts: Parts, memory: Memory, device: torch.device, watcher: Watcher) -> Sequential:
+    """The engine that plays a run: on a CPU one that may use all of its cores."""
+    config = run.experiment
+    if config.engine != "auto" or device.type != "cpu":
+        return build_engine(config, parts, memory, device, watcher)
+    threads = run.provenance["threads"]
+    most = config.processes or max(1, torch.get_num_threads() // threads)
+    given = {"config": config.model_dump(mode="json"), "division": parts.federation.division()}
+    own: dict[str, Any] = {
+        "recipe": Recipe(__name__, "engine_of", given),
+        "most": min(most, parts.plan.clients_a_round),
+        "threads": threads,
+        "asked": config.processes > 1,
+        "rounds": config.rounds,
+        "say": watcher.noticed,
+    }
+    return _built(Processes, config, parts, memory, device, **own)
+
+
+def engine_of(config: dict[str, Any], division: str, memory: Memory) -> Sequential:
+    """The same experiment's engine in another process."""
+    experiment = load(config)
+    parts = Parts.build(experiment)
+    if parts.federation.division() != division:
+        raise UserError("the data have changed since the run was started")
+    return _built(Sequential, experiment, parts, memory, torch.device("cpu"))
+
+
+def _built(
+    kind: type[Sequential], config: Experiment, parts: Parts, memory: Memory, device: torch.device, **own: Any
+) -> Sequential:
     return kind(
         parts.model,
         parts.federation,

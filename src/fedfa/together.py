@@ -109,7 +109,8 @@ def _work(experiment: Experiment, root: Path, pipe: Connection, threads: int) ->
 
         if threads:
             torch.set_num_threads(threads)
-        outcome = _outcome(experiment, root, _Teller(pipe))
+        alone = experiment.model_copy(update={"processes": 1})  # others of its like have the other cores
+        outcome = _outcome(alone, root, _Teller(pipe))
     except (KeyboardInterrupt, BrokenPipeError):  # stopped, or the first process is gone: the checkpoint is written
         os._exit(130)
     pipe.send(("ended", str(outcome) if isinstance(outcome, UserError) else None))

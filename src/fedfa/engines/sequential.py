@@ -47,6 +47,9 @@ class Sequential:
         self.augmentation, self.transforms = augmentation or Augmentation(), transforms or Transforms()
         self.slot = Slot(cast(model, precision, self.device), local)
 
+    def close(self) -> None:
+        """Give back what the engine holds, at the end of a run."""
+
     def client(self, name: str, broadcast: Broadcast) -> Client:
         """The client with this name as it stands before the round's training."""
         return Client(
