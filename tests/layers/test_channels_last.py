@@ -167,7 +167,7 @@ def test_normalisation_far_from_zero_and_of_a_constant(device: str) -> None:
     found = trained(lambda own: normalised(*ours[:2], own, ours[2]), ours, x)
     wanted = trained(torchs, torchs, x.double())
     for one, other in zip((found[0], *found[3:]), (wanted[0], *wanted[3:]), strict=True):
-        torch.testing.assert_close(one.double(), other.double(), atol=2e-3, rtol=1e-4)
+        torch.testing.assert_close(one.double(), other.double(), atol=5e-3, rtol=5e-3)
 
 
 @pytest.mark.parametrize("device", DEVICES)
