@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from fedfa.engines.captured import _apart, _tensors
+from fedfa.engines.captured import _tensors
+from fedfa.engines.lane import apart
 from fedfa.reduction import Report, Update
 
 
@@ -18,7 +19,7 @@ def test_an_update_apart_is_the_same_in_tensors_of_its_own() -> None:
     means = {"m": torch.randn(2, 3), "n": torch.tensor([5])}
     spreads = {"mean": (torch.randn(4), weight), "std": (torch.rand(4), weight)}
     update = Update("a", 3, model, Report(means, spreads), steps=2)
-    sent = _apart(update)
+    sent = apart(update)
     assert list(sent.model) == list(model) and list(sent.report.means) == list(means)
     assert sent.row is not None and torch.equal(sent.row, torch.cat([model["conv"].flatten(), model["bias"]]))
     pairs = zip(_tensors(update), _tensors(sent), strict=False)  # a row comes besides
