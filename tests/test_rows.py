@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor
 
-from fedfa.rows import copy_all, cut, in_a_row, joined, owners
+from fedfa.files import read_tensors, write_tensors
+from fedfa.rows import copies, copy_all, cut, in_a_row, joined, owners
 
 DEVICES = [
     "cpu",
@@ -64,3 +67,29 @@ class TestRows:
 
     def test_owners(self, device: str) -> None:
         assert owners((2, 0, 3), torch.device(device)).tolist() == [0, 0, 2, 2, 2]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_copies_are_the_same_on_another_device(device: str) -> None:
+    tensors = {
+        "last": torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
+        "count": torch.tensor(3),
+        "row": torch.randn(7),
+        "flags": torch.tensor([True, False]),
+        "none": torch.zeros(0),
+    }
+    there = copies({name: tensor.to(device) for name, tensor in tensors.items()})
+    back = copies(there, torch.device("cpu"))
+    assert list(back) == list(tensors)
+    for name, tensor in tensors.items():
+        assert torch.equal(back[name], tensor) and back[name].dtype == tensor.dtype
+        assert there[name].device.type == device
+    assert not copies({})
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_files_take_tensors_from_any_device(device: str, tmp_path: Path) -> None:
+    tensors = {"a": torch.randn(2, 3), "b": torch.tensor(4), "c": torch.randn(5)}
+    write_tensors(tmp_path / "x", {name: tensor.to(device) for name, tensor in tensors.items()})
+    for name, tensor in read_tensors(tmp_path / "x").items():
+        assert torch.equal(tensor, tensors[name])

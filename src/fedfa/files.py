@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 
@@ -58,7 +59,11 @@ def write_tensors(
     """Tensors as safetensors, with `meta` (anything JSON takes) in the header."""
     from safetensors.torch import save_file
 
-    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    from fedfa.rows import copies
+
+    elsewhere = any(tensor.device.type != "cpu" for tensor in tensors.values())
+    here = copies(tensors, torch.device("cpu")) if elsewhere else tensors  # one transfer, and not one a tensor
+    plain = {name: tensor.detach().contiguous() for name, tensor in here.items()}
     with beside(path, durable) as part:
         save_file(plain, part, {"fedfa": json.dumps(meta or {})})
 

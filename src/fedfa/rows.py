@@ -32,6 +32,18 @@ def cut(row: Tensor, shapes: Sequence[torch.Size]) -> list[Tensor]:
     return [part if len(shape) == 1 else part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
+def copies(tensors: Mapping[str, Tensor], device: torch.device | None = None) -> dict[str, Tensor]:
+    """Copies of tensors, here or on another device. Those of one type lie in a row: one launch or one transfer for all,
+    and not one a tensor."""
+    found: dict[str, Tensor] = {}
+    for dtype in {tensor.dtype for tensor in tensors.values()}:
+        own = {name: tensor for name, tensor in tensors.items() if tensor.dtype == dtype}
+        row = joined(list(own.values()))
+        row = row if device is None else row.to(device)
+        found |= zip(own, cut(row, [tensor.shape for tensor in own.values()]), strict=True)
+    return {name: found[name] for name in tensors}
+
+
 def copy_all(into: Iterable[Tensor], sources: Iterable[Tensor]) -> None:
     """Copy every source into its place. CUDA does it in one launch where all are of one type and lie in memory as
     their places do, and one by one as soon as a single pair does not: so those go apart."""

@@ -16,7 +16,7 @@ from fedfa.algorithms.base import Algorithm
 from fedfa.cuda_streams import own_stream
 from fedfa.engines.client import OPTIMIZER, Client, Local, Slot, enter, kept_optimizer, leave, step
 from fedfa.reduction import Report, Update, numbers_are_good
-from fedfa.rows import cut, in_a_row, joined
+from fedfa.rows import copies, cut, in_a_row
 from fedfa.streams import Streams
 
 OFTEN = 4
@@ -205,20 +205,10 @@ def apart(update: Update) -> Update:
     """The update in tensors of its own, so that its lane can go on with the next client."""
     floats = {name: tensor for name, tensor in update.model.items() if tensor.is_floating_point()}
     row = in_a_row(floats)
-    model = _copies({name: tensor for name, tensor in update.model.items() if name not in floats})
+    model = copies({name: tensor for name, tensor in update.model.items() if name not in floats})
     model |= zip(floats, cut(row, [tensor.shape for tensor in floats.values()]), strict=True)
     spreads = update.report.spreads
-    values = _copies({name: value for name, (value, _) in spreads.items()})
-    weights = _copies({name: weight for name, (_, weight) in spreads.items()})
-    report = Report(_copies(update.report.means), {name: (values[name], weights[name]) for name in spreads})
+    values = copies({name: value for name, (value, _) in spreads.items()})
+    weights = copies({name: weight for name, (_, weight) in spreads.items()})
+    report = Report(copies(update.report.means), {name: (values[name], weights[name]) for name in spreads})
     return replace(update, model={name: model[name] for name in update.model}, report=report, row=row)
-
-
-def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Copies of tensors, which lie in a row for each type: one launch, not one a tensor."""
-    found: dict[str, Tensor] = {}
-    for dtype in {tensor.dtype for tensor in tensors.values()}:
-        own = {name: tensor for name, tensor in tensors.items() if tensor.dtype == dtype}
-        row = joined(list(own.values()))
-        found |= zip(own, cut(row, [tensor.shape for tensor in own.values()]), strict=True)
-    return {name: found[name] for name in tensors}

@@ -16,6 +16,7 @@ from fedfa.engines.client import Broadcast, Client, Local, Slot, train
 from fedfa.memory import Memory
 from fedfa.precision import Precision, cast
 from fedfa.reduction import BadUpdate, Update, check
+from fedfa.rows import copies
 from fedfa.streams import Streams
 from fedfa.task import Task
 
@@ -63,10 +64,14 @@ class Sequential:
             streams=Streams(self.seed, broadcast.round, name, self.device),
             received=broadcast.model,
             extras=broadcast.extras,
-            memory={key: t.to(self.device) for key, t in self.memory.load(name, broadcast.round - 1).items()},
+            memory=self._here(self.memory.load(name, broadcast.round - 1)),
             augmentation=self.augmentation,
             transforms=self.transforms,
         )
+
+    def _here(self, memory: dict[str, Tensor]) -> dict[str, Tensor]:
+        """What a client keeps, where it trains."""
+        return memory if self.device.type == "cpu" else copies(memory, self.device)
 
     def share(self, broadcast: Broadcast, names: Sequence[str]) -> Iterator[tuple[str, Share]]:
         for name in names:
