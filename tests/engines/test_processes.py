@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import shutil
 import signal
 import subprocess
@@ -19,7 +20,7 @@ import torch
 import fedfa
 from fedfa.algorithms import ALGORITHMS
 from fedfa.engines import processes
-from fedfa.engines.crew import Crew, Lost, Recipe
+from fedfa.engines.crew import Crew, Lost, Recipe, packed
 from fedfa.engines.processes import Processes
 from fedfa.errors import UserError
 from fedfa.memory import Memory
@@ -183,3 +184,19 @@ def test_they_end_with_the_first_process(tmp_path: Path) -> None:
     while any(Path(f"/proc/{number}").exists() for number in found) and time.monotonic() < deadline:
         time.sleep(0.2)
     assert not any(Path(f"/proc/{number}").exists() for number in found)
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.bool]
+)
+def test_messages_hold_any_tensor(dtype: torch.dtype) -> None:
+    sent = {
+        "row": torch.tensor([0, 1, 2, -3]).to(dtype),
+        "none": torch.zeros(0, 3, dtype=dtype),
+        "number": torch.ones((), dtype=dtype),
+        "last": torch.arange(24).view(1, 2, 3, 4).to(dtype).to(memory_format=torch.channels_last),
+    }
+    for name, tensor in pickle.loads(packed(sent)).items():
+        assert torch.equal(tensor, sent[name]) and tensor.dtype == dtype
+        tensor.zero_()  # may be written to
+    assert sent["number"]

@@ -89,11 +89,17 @@ class _Pickler(pickle.Pickler):
     """Tensors as arrays: torch's own way is a file for each of them."""
 
     def reducer_override(self, thing: Any) -> Any:
-        return (_tensor, (thing.detach().numpy(),)) if isinstance(thing, Tensor) else NotImplemented
+        if not isinstance(thing, Tensor):
+            return NotImplemented
+        plain = thing.detach().contiguous()
+        if thing.dtype == torch.bfloat16:  # which NumPy does not know
+            return _tensor, (plain.view(torch.int16).numpy(), thing.dtype)
+        return _tensor, (plain.numpy(), None)
 
 
-def _tensor(array: np.ndarray[Any, Any]) -> Tensor:
-    return torch.from_numpy(array if array.flags.writeable else array.copy())
+def _tensor(array: np.ndarray[Any, Any], dtype: torch.dtype | None) -> Tensor:
+    found = torch.from_numpy(array if array.flags.writeable else array.copy())
+    return found if dtype is None else found.view(dtype)
 
 
 def send(pipe: Connection, message: Any) -> None:
