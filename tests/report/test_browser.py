@@ -264,6 +264,7 @@ def test_a_chart_s_numbers_are_there_as_a_table(visit: Visits, runs: list[Run]) 
     chart.get_by_label("Band over seeds").select_option("none")
     chart.locator("summary").click()
     rows = chart.locator("table tbody tr")
+    rows.first.wait_for(state="attached")  # it is filled when the browser says that it was opened
     assert rows.count() == 3
     wanted = 50 * sum(run.metrics[0]["test"]["mean"] for run in runs if run.config["algorithm"]["name"] == "fedavg")
     assert rows.nth(0).locator("td").nth(0).inner_text() == f"{wanted:.1f}"
