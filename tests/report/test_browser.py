@@ -311,7 +311,9 @@ def test_a_layer_and_a_statistic_can_be_chosen(visit: Visits, runs: list[Run]) -
     read = float(heat.locator(".tip em").inner_text().replace("−", "-"))
     assert read == pytest.approx(float(tensor[0]), abs=0.02 * float(tensor.abs().max()) + 0.02)
     chart.locator("summary").first.click()
-    assert chart.locator("table").first.locator("tbody tr").count() == len(tensor)
+    rows = chart.locator("table").first.locator("tbody tr")
+    rows.first.wait_for(state="attached")
+    assert rows.count() == len(tensor)
 
 
 # Accessibility
