@@ -91,5 +91,7 @@ def test_copies_are_the_same_on_another_device(device: str) -> None:
 def test_files_take_tensors_from_any_device(device: str, tmp_path: Path) -> None:
     tensors = {"a": torch.randn(2, 3), "b": torch.tensor(4), "c": torch.randn(5)}
     write_tensors(tmp_path / "x", {name: tensor.to(device) for name, tensor in tensors.items()})
-    for name, tensor in read_tensors(tmp_path / "x").items():
-        assert torch.equal(tensor, tensors[name])
+    write_tensors(tmp_path / "y", {**tensors, "b": tensors["b"].to(device), "c": tensors["c"].to(device)})
+    for file in ("x", "y"):
+        for name, tensor in read_tensors(tmp_path / file).items():
+            assert torch.equal(tensor, tensors[name])

@@ -33,11 +33,11 @@ def cut(row: Tensor, shapes: Sequence[torch.Size]) -> list[Tensor]:
 
 
 def copies(tensors: Mapping[str, Tensor], device: torch.device | None = None) -> dict[str, Tensor]:
-    """Copies of tensors, here or on another device. Those of one type lie in a row: one launch or one transfer for all,
-    and not one a tensor."""
+    """Copies of tensors, here or on another device. Those of one type from one device lie in a row: one launch or one
+    transfer for all, and not one a tensor."""
     found: dict[str, Tensor] = {}
-    for dtype in {tensor.dtype for tensor in tensors.values()}:
-        own = {name: tensor for name, tensor in tensors.items() if tensor.dtype == dtype}
+    for kind in {(tensor.dtype, tensor.device) for tensor in tensors.values()}:
+        own = {name: tensor for name, tensor in tensors.items() if (tensor.dtype, tensor.device) == kind}
         row = joined(list(own.values()))
         row = row if device is None else row.to(device)
         found |= zip(own, cut(row, [tensor.shape for tensor in own.values()]), strict=True)

@@ -10,8 +10,6 @@ import copy
 import importlib
 import importlib.util
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,6 +24,7 @@ from fedfa.layers.pooling import AdaptiveAvgPool2d, MaxPool2d
 from fedfa.nets import AlexNet, ResNet18, UNet
 from fedfa.precision import arithmetic
 from fedfa.state import frozen_statistics
+from interpreted import play_interpreted
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 cuda = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -164,10 +163,12 @@ def test_normalisation_far_from_zero_and_of_a_constant(device: str) -> None:
     x[:, 0] += 1000
     x[:, 1] = 3
     torchs, x = copy.deepcopy(ours).double(), last(x, device, torch.float32)
+    peer = copy.deepcopy(ours)
     found = trained(lambda own: normalised(*ours[:2], own, ours[2]), ours, x)
-    wanted = trained(torchs, torchs, x.double())
-    for one, other in zip((found[0], *found[3:]), (wanted[0], *wanted[3:]), strict=True):
-        torch.testing.assert_close(one.double(), other.double(), atol=5e-3, rtol=5e-3)
+    peers, wanted = trained(peer, peer, x), trained(torchs, torchs, x.double())
+    for place in (0, *range(3, len(found))):  # all but gradients of the features and of the convolution
+        far = [(tensor[place].double() - wanted[place]).detach().abs().max() for tensor in (found, peers)]
+        assert far[0] <= 2e-3 + 1.5 * far[1]  # as torch's own is, which differs with the number of threads
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -275,7 +276,4 @@ def test_networks_are_as_they_are_in_torch(network: Any, shape: tuple[int, ...],
 @pytest.mark.skipif(INTERPRETED or torch.cuda.is_available(), reason="the kernels run as they are")
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
 def test_interpreted() -> None:
-    own = {**os.environ, "TRITON_INTERPRET": "1"}
-    command = [sys.executable, "-m", "pytest", "-q", __file__]
-    ran = subprocess.run(command, env=own, capture_output=True, text=True, check=False)
-    assert ran.returncode == 0, ran.stdout
+    play_interpreted(__file__)

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import subprocess
-import sys
 from typing import Any, get_args
 
 import pytest
@@ -17,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fedfa.layers.ffa import FFA, Drawn, Fusion, Spread, augment, augment_reference, spread_terms
+from interpreted import play_interpreted
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 CUDA = torch.cuda.is_available() and not INTERPRETED
@@ -220,9 +219,4 @@ class TestCUDA:
 
 @pytest.mark.skipif(INTERPRETED or torch.cuda.is_available(), reason="the kernels run as they are")
 def test_interpreted() -> None:
-    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "default", __file__]
-    own = {**os.environ, "TRITON_INTERPRET": "1"}
-    done = subprocess.run(words, env=own, capture_output=True, text=True, check=False)
-    if "only 0-dimensional arrays can be converted" in done.stdout:
-        pytest.skip("this Triton's interpreter cannot work with this NumPy")  # Triton 3.6 with NumPy 2.4
-    assert done.returncode == 0, done.stdout[-5000:]
+    play_interpreted(__file__)

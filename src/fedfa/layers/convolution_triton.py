@@ -36,20 +36,29 @@ def _fold(
 
 
 @triton.jit
-def _fold_weight(
-    weight, out, channels, size, step_o, step_c, step_h, step_w,
-    stride: tl.constexpr, side: tl.constexpr, block_c: tl.constexpr,
-):  # fmt: skip
-    """One place of a weight (O, C, size, size), folded, into (O, side, side, block_c)."""
+def _places(
+    channels, size, step_o, step_c, step_h, step_w, stride: tl.constexpr, side: tl.constexpr, block_c: tl.constexpr
+):
+    """Of a program's output channel and place: where its entries lie in a weight (O, C, size, size), which of them are
+    there at all, and where they lie in the folded one, (O, side, side, block_c)."""
+    own = tl.program_id(0)
     place = tl.program_id(1)
     k = tl.arange(0, block_c)
     h = place // side * stride + k // stride % stride
     w = place % side * stride + k % stride
     c = k // (stride * stride)
     there = (c < channels) & (h < size) & (w < size)
-    own = tl.program_id(0)
-    value = tl.load(weight + own * step_o + c * step_c + h * step_h + w * step_w, mask=there, other=0)
-    tl.store(out + (own * side * side + place) * block_c + k, value.to(out.dtype.element_ty))
+    plain = own * step_o + c * step_c + h * step_h + w * step_w
+    return plain, there, (own * side * side + place) * block_c + k
+
+
+@triton.jit
+def _fold_weight(
+    weight, out, channels, size, step_o, step_c, step_h, step_w,
+    stride: tl.constexpr, side: tl.constexpr, block_c: tl.constexpr,
+):  # fmt: skip
+    plain, there, spot = _places(channels, size, step_o, step_c, step_h, step_w, stride, side, block_c)
+    tl.store(out + spot, tl.load(weight + plain, mask=there, other=0).to(out.dtype.element_ty))
 
 
 @triton.jit
@@ -58,15 +67,8 @@ def _unfold_weight(
     stride: tl.constexpr, side: tl.constexpr, block_c: tl.constexpr,
 ):  # fmt: skip
     """The way back, for a gradient."""
-    place = tl.program_id(1)
-    k = tl.arange(0, block_c)
-    h = place // side * stride + k // stride % stride
-    w = place % side * stride + k % stride
-    c = k // (stride * stride)
-    there = (c < channels) & (h < size) & (w < size)
-    own = tl.program_id(0)
-    value = tl.load(grad + (own * side * side + place) * block_c + k)
-    tl.store(out + own * step_o + c * step_c + h * step_h + w * step_w, value.to(out.dtype.element_ty), mask=there)
+    plain, there, spot = _places(channels, size, step_o, step_c, step_h, step_w, stride, side, block_c)
+    tl.store(out + plain, tl.load(grad + spot).to(out.dtype.element_ty), mask=there)
 
 
 def folded(x: Tensor, weight: Tensor, stride: int, padding: int, dtype: torch.dtype) -> Tensor:

@@ -129,6 +129,17 @@ def _apply(x, table, bias, out, rows, channels, relu: tl.constexpr, block_r: tl.
     tl.store(out + r * channels + c, normal.to(value.dtype), mask=mask)
 
 
+@triton.jit
+def _behind(x, grad, table, bias, spot, mask, c, inside, channels, relu: tl.constexpr):
+    """The gradient before the ReLU, and the features' deviation and scale."""
+    value = tl.load(x + spot, mask=mask, other=0)
+    slope = tl.load(grad + spot, mask=mask, other=0).to(tl.float32)
+    normal, deviation, scale = _normal(value, table, bias, c, inside, channels)
+    if relu:
+        slope = tl.where(normal <= 0, 0.0, slope)
+    return slope, deviation, scale
+
+
 @triton.jit(do_not_specialize=SHARED)
 def _sums(
     x, grad, table, bias, parts, rows, channels, chunk, relu: tl.constexpr, block_r: tl.constexpr, block_c: tl.constexpr
@@ -143,11 +154,7 @@ def _sums(
     for start in range(first, last, block_r):
         r = (start + tl.arange(0, block_r))[:, None]
         mask = (r < last) & inside
-        value = tl.load(x + r * channels + c, mask=mask, other=0)
-        slope = tl.load(grad + r * channels + c, mask=mask, other=0).to(tl.float32)
-        normal, deviation, _ = _normal(value, table, bias, c, inside, channels)
-        if relu:
-            slope = tl.where(normal <= 0, 0.0, slope)
+        slope, deviation, _ = _behind(x, grad, table, bias, r * channels + c, mask, c, inside, channels, relu)
         outer += slope
         inner += tl.where(mask, slope * deviation, 0.0)
     spot = parts + tl.program_id(0) * 2 * channels + c
@@ -182,14 +189,11 @@ def _spread(
     inside = c < channels
     r = (tl.program_id(0) * block_r + tl.arange(0, block_r))[:, None]
     mask = (r < rows) & inside
-    value = tl.load(x + r * channels + c, mask=mask, other=0)
-    slope = tl.load(grad + r * channels + c, mask=mask, other=0).to(tl.float32)
-    normal, deviation, scale = _normal(value, table, bias, c, inside, channels)
-    if relu:
-        slope = tl.where(normal <= 0, 0.0, slope)
+    spot = r * channels + c
+    slope, deviation, scale = _behind(x, grad, table, bias, spot, mask, c, inside, channels, relu)
     outer = tl.load(pulls + c, mask=inside, other=0)
     inner = tl.load(pulls + channels + c, mask=inside, other=0)
-    tl.store(out + r * channels + c, (scale * (slope - outer - deviation * inner)).to(value.dtype), mask=mask)
+    tl.store(out + spot, (scale * (slope - outer - deviation * inner)).to(out.dtype.element_ty), mask=mask)
 
 
 class _Launch:

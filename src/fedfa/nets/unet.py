@@ -79,4 +79,4 @@ class _Block(nn.Sequential):
     def forward(self, x: Tensor) -> Tensor:
         conv, norm, relu, conv_2, norm_2, relu_2 = self
         x = normalised(conv, norm, x, relu)  # type: ignore[arg-type]  # what __init__ put there
-        return normalised(conv_2, norm_2, x, relu_2)  # type: ignore[arg-type]
+        return normalised(conv_2, norm_2, x, relu_2)  # type: ignore[arg-type]  # as above
