@@ -1,15 +1,15 @@
-"""FFA's arithmetic as Triton kernels, for CUDA: three launches forward and three backward, whatever the format.
+"""FFA's arithmetic as Triton kernels, for CUDA: two launches forward and two backward, whatever the format.
 
 Needs Triton, so it is to be imported only once features on a GPU come. :func:`augment` is that of
 :mod:`fedfa.layers.ffa`, whose ``_Augment`` has the mathematics; :func:`layer` is a layer's whole forward. Features are
 seen as (B, C, P) with two steps in memory, from channel to channel and from pixel to pixel, one of which is 1: so the
 same kernels serve NCHW and channels_last.
 
-Forward: `_moments` (reads the features: mean and squared deviations of every sample and channel), `_widths` (small,
-a channel at a time over the batch: Σ̂, the running statistics, and the two numbers a and b that every sample and
-channel needs), `_apply` (x̂ = x + a·(x − μ) + b). Backward: `_sums` (Σ G and Σ G·(x − μ)), `_pulls` (small), `_spread`
-(dx = G·(1 + a) + inner·(x − μ) + outer). All sums are float32. Where a gate is closed nothing is computed, and the
-features or their gradient are copied.
+Forward: `_moments` (reads the features: mean and squared deviations of every sample and channel; the last program of
+some channels to finish takes them over the batch, in `_widths`: Σ̂, the running statistics, and the two numbers a and b
+that every sample and channel needs), `_apply` (x̂ = x + a·(x − μ) + b). Backward: `_sums` (Σ G and Σ G·(x − μ), and the
+last program `_pulls`), `_spread` (dx = G·(1 + a) + inner·(x − μ) + outer). All sums are float32. Where a gate is closed
+nothing is computed, and the features or their gradient are copied.
 
 Nothing waits for the device and every block size follows from shapes, so all of it can be captured in a CUDA graph.
 """
@@ -17,6 +17,7 @@ Nothing waits for the device and every block size follows from shapes, so all of
 from __future__ import annotations
 
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 import triton
@@ -27,14 +28,13 @@ from fedfa.layers.ffa import FFA, RANDOM_STD, Fusion, Spread, augment_reference
 
 TILE = 4096
 """Elements that a program holds at once."""
+HELD = 512
+"""Samples times channels that the last program of some channels holds at once: few, so that all programs, which are
+compiled with it, need few registers."""
 PROGRAMS = 256
 """As many programs as keep every multiprocessor of a large GPU busy."""
 SECTOR = 16
 """Channels side by side that a program reads at least: 32 bytes in half precision, what memory gives at once."""
-FEW = 8
-"""Channels of a program of the small kernels, which read float32."""
-SAMPLES = 64
-"""Samples that such a program holds at once. It is of one warp: its sums then wait for no other."""
 SHARED = ["batch", "pixels", "chunk"]
 """Arguments whose value is not worth a compilation of its own."""
 
@@ -54,35 +54,15 @@ def _gathered(value, mask, count, seen, mean, square, axis: tl.constexpr, exact:
     return mean + gap * share, square
 
 
-@triton.jit(do_not_specialize=SHARED)
-def _moments(
-    x, gate, parts, batch, channels, pixels, chunk, step_c, step_p,
-    skipped: tl.constexpr, block_c: tl.constexpr, block_p: tl.constexpr,
-):  # fmt: skip
-    """Mean and sum of squared deviations of every sample and channel over a chunk of pixels, into `parts`
-    (chunks, 2, B, C)."""
-    blocks = tl.cdiv(channels, block_c)
-    sample = tl.program_id(0) // blocks
-    c = tl.program_id(0) % blocks * block_c + tl.arange(0, block_c)
-    inside = c < channels
-    first = tl.program_id(1) * chunk
-    last = tl.minimum(first + chunk, pixels)
-    row = x + sample.to(tl.int64) * channels * pixels + c * step_c
-    end = last
-    if skipped:
-        end = tl.where(tl.load(gate) != 0, last, first)
-    mean = tl.zeros([block_c, 1], tl.float32)
-    square = tl.zeros([block_c, 1], tl.float32)
-    for start in range(first, end, block_p):
-        p = start + tl.arange(0, block_p)
-        mask = inside[:, None] & (p < last)[None, :]
-        value = tl.load(row[:, None] + p[None, :] * step_p, mask=mask, other=0).to(tl.float32)
-        count = tl.minimum(last - start, block_p) * 1.0
-        mean, square = _gathered(value, mask, count, (start - first) * 1.0, mean, square, 1, False)
-    plane = batch * channels
-    spot = (parts + tl.program_id(1) * 2 * plane + sample * channels + c)[:, None]
-    tl.store(spot, mean, mask=inside[:, None])
-    tl.store(spot + plane, square, mask=inside[:, None])
+@triton.jit
+def _is_last(arrived, programs):
+    """Whether this program is the last of some to come here: what they stored before can then be read. Leaves the
+    counter at 0, as it was."""
+    tl.debug_barrier()  # what all threads of this program have stored stands before it is counted
+    last = tl.atomic_add(arrived, 1, sem="acq_rel") == programs - 1
+    if last:
+        tl.store(arrived, 0)
+    return last
 
 
 @triton.jit
@@ -137,24 +117,18 @@ def _drawn(noise, b, c, mask, noise_k, noise_b, noise_c):
     return mean, tl.load(spot + noise_k, mask=mask, other=0).to(tl.float32)
 
 
-@triton.jit(do_not_specialize=SHARED)
+@triton.jit
 def _widths(
-    parts, noise, gate, factor_mean, factor_std, offset_mean, offset_std, rows, centres,
-    running_mean, running_std, batches,
+    parts, noise, factor_mean, factor_std, offset_mean, offset_std, rows, centres,
+    running_mean, running_std, batches, opened, block,
     batch, channels, pixels, chunk, noise_k, noise_b, noise_c, factor, offset, weight, eps,
-    factored: tl.constexpr, shifted: tl.constexpr, tracked: tl.constexpr, gated: tl.constexpr,
-    skipped: tl.constexpr, unbiased: tl.constexpr, block_b: tl.constexpr, block_c: tl.constexpr,
+    factored: tl.constexpr, shifted: tl.constexpr, tracked: tl.constexpr, unbiased: tl.constexpr,
+    block_b: tl.constexpr, block_c: tl.constexpr,
 ):  # fmt: skip
     """From `parts` to `rows` (6, B, C): μ, σ, b, a, and dΣ̂/dμ, dΣ̂/dσ; and to `centres` (2, C), the statistics' means
     over the batch. Moves the running statistics too, where the gate is open. The first samples, in most batches all,
-    are read once and their noise with them: what this kernel takes is waiting for memory."""
-    opened = 1
-    if gated:
-        opened = tl.where(tl.load(gate) != 0, 1, 0)
-    if skipped:  # noqa: SIM102  # this is known when the kernel is compiled, the gate when it runs
-        if opened == 0:
-            return
-    c = tl.program_id(0) * block_c + tl.arange(0, block_c)[None, :]
+    are read once and their noise with them: what this takes is waiting for memory."""
+    c = block * block_c + tl.arange(0, block_c)[None, :]
     inside = c < channels
     divisor = tl.maximum(pixels - 1, 1) * 1.0 if unbiased else pixels * 1.0
     samples = tl.maximum(batch - 1, 1) * 1.0 if unbiased else batch * 1.0
@@ -195,7 +169,52 @@ def _widths(
     if tracked:
         _follow(running_mean, mean, c, c < channels * opened, weight)
         _follow(running_std, std, c, c < channels * opened, weight)
-        tl.store(batches, tl.load(batches) + opened, mask=tl.program_id(0) == 0)
+        tl.store(batches, tl.load(batches) + opened, mask=block == 0)
+
+
+@triton.jit(do_not_specialize=SHARED)
+def _moments(
+    x, noise, gate, factor_mean, factor_std, offset_mean, offset_std, arrived, parts, rows, centres,
+    running_mean, running_std, batches,
+    batch, channels, pixels, chunk, step_c, step_p, noise_k, noise_b, noise_c, factor, offset, weight, eps,
+    factored: tl.constexpr, shifted: tl.constexpr, tracked: tl.constexpr, gated: tl.constexpr, skipped: tl.constexpr,
+    unbiased: tl.constexpr, block_b: tl.constexpr, block_c: tl.constexpr, block_p: tl.constexpr,
+):  # fmt: skip
+    """Mean and sum of squared deviations of every sample and channel over a chunk of pixels, into `parts`
+    (chunks, 2, B, C). The last program of some channels goes on to `_widths`."""
+    opened = 1
+    if gated:
+        opened = tl.where(tl.load(gate) != 0, 1, 0)
+    if skipped:  # noqa: SIM102  # this is known when the kernel is compiled, the gate when it runs
+        if opened == 0:
+            return
+    blocks = tl.cdiv(channels, block_c)
+    block = tl.program_id(0) % blocks
+    sample = tl.program_id(0) // blocks
+    c = block * block_c + tl.arange(0, block_c)
+    inside = c < channels
+    first = tl.program_id(1) * chunk
+    last = tl.minimum(first + chunk, pixels)
+    row = x + sample.to(tl.int64) * channels * pixels + c * step_c
+    mean = tl.zeros([block_c, 1], tl.float32)
+    square = tl.zeros([block_c, 1], tl.float32)
+    for start in range(first, last, block_p):
+        p = start + tl.arange(0, block_p)
+        mask = inside[:, None] & (p < last)[None, :]
+        value = tl.load(row[:, None] + p[None, :] * step_p, mask=mask, other=0).to(tl.float32)
+        count = tl.minimum(last - start, block_p) * 1.0
+        mean, square = _gathered(value, mask, count, (start - first) * 1.0, mean, square, 1, False)
+    plane = batch * channels
+    spot = (parts + tl.program_id(1) * 2 * plane + sample * channels + c)[:, None]
+    tl.store(spot, mean, mask=inside[:, None])
+    tl.store(spot + plane, square, mask=inside[:, None])
+    if _is_last(arrived + block, batch * tl.num_programs(1)):
+        _widths(
+            parts, noise, factor_mean, factor_std, offset_mean, offset_std, rows, centres,
+            running_mean, running_std, batches, opened, block,
+            batch, channels, pixels, chunk, noise_k, noise_b, noise_c, factor, offset, weight, eps,
+            factored, shifted, tracked, unbiased, block_b, block_c,
+        )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=SHARED)
@@ -227,26 +246,92 @@ def _apply(
     tl.store(out + place, new, mask=mask)
 
 
+@triton.jit
+def _slopes(parts, noise, rows, b, c, mask, batch, channels, pixels, chunk, noise_k, noise_b, noise_c):
+    """Both sums of some samples and channels, over the chunks; their σ; their noise."""
+    plane = batch * channels
+    spot = parts + b * channels + c
+    outer = tl.load(spot, mask=mask, other=0)
+    inner = tl.load(spot + plane, mask=mask, other=0)
+    std = tl.load(rows + plane + b * channels + c, mask=mask, other=1)
+    mean_noise, std_noise = _drawn(noise, b, c, mask, noise_k, noise_b, noise_c)
+    for _ in range(chunk, pixels, chunk):
+        spot += 2 * plane
+        outer += tl.load(spot, mask=mask, other=0)
+        inner += tl.load(spot + plane, mask=mask, other=0)
+    return outer, inner, std, mean_noise, std_noise
+
+
+@triton.jit
+def _kept(rows, b, c, mask, batch, channels):
+    """a, dΣ̂/dμ and dΣ̂/dσ of some samples and channels."""
+    plane = batch * channels
+    row = rows + 3 * plane + b * channels + c
+    scale = tl.load(row, mask=mask, other=0)
+    return scale, tl.load(row + plane, mask=mask, other=0), tl.load(row + 2 * plane, mask=mask, other=0)
+
+
+@triton.jit
+def _pulls(
+    parts, noise, rows, pulls, block, batch, channels, pixels, chunk, noise_k, noise_b, noise_c,
+    unbiased: tl.constexpr, block_b: tl.constexpr, block_c: tl.constexpr,
+):  # fmt: skip
+    """`outer` and `inner` of every sample and channel (2, B, C): how μ, σ and, through all samples of the batch, Σ̂
+    pull at its pixels. As in `_widths`, the first samples are read once."""
+    c = block * block_c + tl.arange(0, block_c)[None, :]
+    inside = c < channels
+    plane = batch * channels
+    divisor = tl.maximum(pixels - 1, 1) * 1.0 if unbiased else pixels * 1.0
+    b = tl.arange(0, block_b)[:, None]
+    mask = (b < batch) & inside
+    outer, inner, std, mean_noise, std_noise = _slopes(
+        parts, noise, rows, b, c, mask, batch, channels, pixels, chunk, noise_k, noise_b, noise_c
+    )
+    scale, mean_slope, std_slope = _kept(rows, b, c, mask, batch, channels)
+    mean_pull = tl.sum(mean_noise * outer, 0)[None, :]
+    std_pull = tl.sum(std_noise * (inner / std), 0)[None, :]
+    for start in range(block_b, batch, block_b):
+        more = (start + b < batch) & inside
+        other_outer, other_inner, other_std, mean_noise, std_noise = _slopes(
+            parts, noise, rows, start + b, c, more, batch, channels, pixels, chunk, noise_k, noise_b, noise_c
+        )
+        mean_pull += tl.sum(mean_noise * other_outer, 0)[None, :]
+        std_pull += tl.sum(std_noise * (other_inner / other_std), 0)[None, :]
+    for start in range(0, batch, block_b):
+        if start > 0:
+            mask = (start + b < batch) & inside
+            outer, inner, std, mean_noise, std_noise = _slopes(
+                parts, noise, rows, start + b, c, mask, batch, channels, pixels, chunk, noise_k, noise_b, noise_c
+            )
+            scale, mean_slope, std_slope = _kept(rows, start + b, c, mask, batch, channels)
+        spot = pulls + (start + b) * channels + c
+        tl.store(spot, (mean_slope * mean_pull - scale * outer) / pixels, mask=mask)
+        tl.store(spot + plane, (std_slope * std_pull - scale * (inner / std)) / (divisor * std), mask=mask)
+
+
 @triton.jit(do_not_specialize=SHARED)
 def _sums(
-    x, grad, gate, rows, parts, batch, channels, pixels, chunk, step_c, step_p,
-    gated: tl.constexpr, block_c: tl.constexpr, block_p: tl.constexpr,
+    x, grad, noise, gate, arrived, rows, parts, pulls,
+    batch, channels, pixels, chunk, step_c, step_p, noise_k, noise_b, noise_c,
+    gated: tl.constexpr, unbiased: tl.constexpr, block_b: tl.constexpr, block_c: tl.constexpr, block_p: tl.constexpr,
 ):  # fmt: skip
-    """Σ G and Σ G·(x − μ) of every sample and channel over a chunk of pixels, into `parts` (chunks, 2, B, C)."""
+    """Σ G and Σ G·(x − μ) of every sample and channel over a chunk of pixels, into `parts` (chunks, 2, B, C). The
+    last program of some channels goes on to `_pulls`."""
+    if gated:  # noqa: SIM102  # as above
+        if tl.load(gate) == 0:
+            return
     blocks = tl.cdiv(channels, block_c)
+    block = tl.program_id(0) % blocks
     sample = tl.program_id(0) // blocks
-    c = tl.program_id(0) % blocks * block_c + tl.arange(0, block_c)
+    c = block * block_c + tl.arange(0, block_c)
     inside = c < channels
     first = tl.program_id(1) * chunk
     last = tl.minimum(first + chunk, pixels)
-    end = last
-    if gated:
-        end = tl.where(tl.load(gate) != 0, last, first)
     place = sample.to(tl.int64) * channels * pixels + c * step_c
     mean = tl.load(rows + sample * channels + c, mask=inside, other=0)[:, None]
     outer = tl.zeros([block_c], tl.float32)
     inner = tl.zeros([block_c], tl.float32)
-    for start in range(first, end, block_p):
+    for start in range(first, last, block_p):
         p = start + tl.arange(0, block_p)
         mask = inside[:, None] & (p < last)[None, :]
         here = place[:, None] + p[None, :] * step_p
@@ -258,57 +343,11 @@ def _sums(
     spot = parts + tl.program_id(1) * 2 * plane + sample * channels + c
     tl.store(spot, outer, mask=inside)
     tl.store(spot + plane, inner, mask=inside)
-
-
-@triton.jit
-def _total(parts, b, c, mask, batch, channels, pixels, chunk):
-    """Both sums of some samples and channels, over the chunks."""
-    plane = batch * channels
-    spot = parts + b * channels + c
-    outer = tl.load(spot, mask=mask, other=0)
-    inner = tl.load(spot + plane, mask=mask, other=0)
-    for _ in range(chunk, pixels, chunk):
-        spot += 2 * plane
-        outer += tl.load(spot, mask=mask, other=0)
-        inner += tl.load(spot + plane, mask=mask, other=0)
-    return outer, inner
-
-
-@triton.jit(do_not_specialize=SHARED)
-def _pulls(
-    parts, noise, gate, rows, pulls, batch, channels, pixels, chunk, noise_k, noise_b, noise_c,
-    gated: tl.constexpr, unbiased: tl.constexpr, block_b: tl.constexpr, block_c: tl.constexpr,
-):  # fmt: skip
-    """`outer` and `inner` of every sample and channel (2, B, C): how μ, σ and, through all samples of the batch, Σ̂
-    pull at its pixels."""
-    if gated:  # noqa: SIM102  # as above
-        if tl.load(gate) == 0:
-            return
-    c = tl.program_id(0) * block_c + tl.arange(0, block_c)[None, :]
-    inside = c < channels
-    plane = batch * channels
-    divisor = tl.maximum(pixels - 1, 1) * 1.0 if unbiased else pixels * 1.0
-    mean_pull = tl.zeros([1, block_c], tl.float32)
-    std_pull = tl.zeros([1, block_c], tl.float32)
-    for start in range(0, batch, block_b):
-        b = start + tl.arange(0, block_b)[:, None]
-        mask = (b < batch) & inside
-        outer, inner = _total(parts, b, c, mask, batch, channels, pixels, chunk)
-        std = tl.load(rows + plane + b * channels + c, mask=mask, other=1)
-        mean_noise, std_noise = _drawn(noise, b, c, mask, noise_k, noise_b, noise_c)
-        mean_pull += tl.sum(mean_noise * outer, 0)[None, :]
-        std_pull += tl.sum(std_noise * (inner / std), 0)[None, :]
-    for start in range(0, batch, block_b):
-        b = start + tl.arange(0, block_b)[:, None]
-        mask = (b < batch) & inside
-        outer, inner = _total(parts, b, c, mask, batch, channels, pixels, chunk)
-        row = rows + b * channels + c
-        std = tl.load(row + plane, mask=mask, other=1)
-        scale = tl.load(row + 3 * plane, mask=mask, other=0)
-        outer = (tl.load(row + 4 * plane, mask=mask, other=0) * mean_pull - scale * outer) / pixels
-        inner = (tl.load(row + 5 * plane, mask=mask, other=0) * std_pull - scale * (inner / std)) / (divisor * std)
-        tl.store(pulls + b * channels + c, outer, mask=mask)
-        tl.store(pulls + plane + b * channels + c, inner, mask=mask)
+    if _is_last(arrived + block, batch * tl.num_programs(1)):
+        _pulls(
+            parts, noise, rows, pulls, block, batch, channels, pixels, chunk, noise_k, noise_b, noise_c,
+            unbiased, block_b, block_c,
+        )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=SHARED)
@@ -391,7 +430,7 @@ def augment(
 ) -> tuple[Tensor, Tensor]:
     """:func:`fedfa.layers.ffa.augment`, of features that are :func:`usable`."""
     own = (Term.of(value, x.shape[1]) for value in spread)
-    out, statistics = _Fused.apply(x, noise, *own, gate, eps, unbiased, None, False)
+    out, statistics = _Fused.apply(x, noise, *own, gate, eps, unbiased, counters(x), None, False)
     return out, statistics
 
 
@@ -401,8 +440,27 @@ def layer(ffa: FFA, x: Tensor, noise: Tensor, gate: Tensor | None) -> Tensor:
     running = Running(ffa.mean, ffa.std, ffa.batches, ffa.momentum) if ffa.tracking else None
     own, unbiased = terms(ffa.fusion, ffa.gamma_mean, ffa.gamma_std), ffa.statistics == "released"
     out: Tensor
-    out, _ = _Fused.apply(x, noise, *own, gate, ffa.eps, unbiased, running, True)
+    out, _ = _Fused.apply(x, noise, *own, gate, ffa.eps, unbiased, _counters_of(ffa, x), running, True)
     return out
+
+
+def counters(x: Tensor) -> Tensor:
+    """Zeros that programs count themselves in, which leave them at zero; one layer's at a time."""
+    return torch.zeros(x.shape[1], dtype=torch.int32, device=x.device)
+
+
+def _counters_of(ffa: FFA, x: Tensor) -> Tensor:
+    """A layer's own counters, made once: zeros for every batch would be a launch more. What is made in a capture is
+    zeroed by its graph alone, and is not kept."""
+    known = _COUNTERS.get(ffa)
+    if known is None or known.device != x.device:
+        known = counters(x)
+        if not (x.is_cuda and torch.cuda.is_current_stream_capturing()):
+            _COUNTERS[ffa] = known
+    return known
+
+
+_COUNTERS: WeakKeyDictionary[FFA, Tensor] = WeakKeyDictionary()
 
 
 class _Fused(torch.autograd.Function):
@@ -418,12 +476,14 @@ class _Fused(torch.autograd.Function):
         gate: Tensor | None,
         eps: float,
         unbiased: bool,
+        arrived: Tensor,
         running: Running | None,
         skip: bool,
     ) -> tuple[Tensor, Tensor]:
-        out, rows, statistics = forward(x, noise, factor, offset, gate, eps, unbiased, running, skip)
+        out, rows, statistics = forward(x, noise, factor, offset, gate, eps, unbiased, arrived, running, skip)
         if ctx.needs_input_grad[0]:
             ctx.save_for_backward(x, noise, rows, gate)
+            ctx.arrived = arrived
             ctx.given = (factor, offset, eps, unbiased)
         ctx.mark_non_differentiable(statistics)
         ctx.set_materialize_grads(False)  # no zeros for the statistics, which have no gradient
@@ -432,15 +492,15 @@ class _Fused(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         if grads[0] is None:
-            return (None,) * 9
+            return (None,) * 10
         x, noise, rows, gate = ctx.saved_tensors
         factor, offset, eps, unbiased = ctx.given
         if torch.is_grad_enabled():  # a graph of this backward is asked for: let autograd build it
             out, _ = augment_reference(x, noise, Spread(factor.together(), offset.together()), gate, eps, unbiased)
             (dx,) = torch.autograd.grad(out, x, grads[0], create_graph=True)
         else:
-            dx = backward(grads[0], x, noise, rows, gate, unbiased)
-        return dx, None, None, None, None, None, None, None, None
+            dx = backward(grads[0], x, noise, rows, gate, unbiased, ctx.arrived)
+        return (dx, *(None,) * 9)
 
 
 def steps(x: Tensor) -> tuple[int, int] | None:
@@ -467,8 +527,6 @@ class _Launch:
         self.step_c, self.step_p = found
         self.batch, self.channels = x.shape[:2]
         self.pixels = x[0, 0].numel()
-        self.small = (triton.cdiv(self.channels, FEW),)
-        self.block_b = min(triton.next_power_of_2(self.batch), SAMPLES)
 
     def tile(self, programs: int) -> tuple[int, int]:
         """Channels and pixels of a block: long in memory, and narrow enough for that many programs, where each takes
@@ -489,6 +547,11 @@ class _Launch:
         chunk = triton.cdiv(triton.cdiv(self.pixels, wanted), block_p) * block_p
         return triton.cdiv(self.pixels, chunk), chunk
 
+    def samples(self, block_c: int) -> int:
+        """Samples that the last program of some channels holds at once."""
+        held: int = triton.next_power_of_2(self.batch)
+        return min(held, max(HELD // block_c, 1))
+
     def grid(self, block_c: int, second: int) -> tuple[int, int]:
         return self.batch * triton.cdiv(self.channels, block_c), second
 
@@ -505,6 +568,7 @@ def forward(
     gate: Tensor | None,
     eps: float,
     unbiased: bool,
+    arrived: Tensor,
     running: Running | None = None,
     skip: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -525,17 +589,13 @@ def forward(
         )
         opened = rows if gate is None else gate.view(torch.uint8)
         _moments[launch.grid(block_c, count)](
-            x, opened, parts, batch, channels, pixels, chunk, launch.step_c, launch.step_p,
-            skipped=skip and gate is not None, block_c=block_c, block_p=block_p, num_warps=_warps(block_c * block_p),
-        )  # fmt: skip
-        _widths[launch.small](
-            parts, noise, opened, *_rows(factor, rows), *_rows(offset, rows), rows, centres,
+            x, noise, opened, *_rows(factor, rows), *_rows(offset, rows), arrived, parts, rows, centres,
             *((rows, rows, rows) if running is None else running[:3]),
-            batch, channels, pixels, chunk, *noise.stride(), float(factor.base), float(offset.base),
-            0.0 if running is None else 1 - running.momentum, float(eps),
+            batch, channels, pixels, chunk, launch.step_c, launch.step_p, *noise.stride(),
+            float(factor.base), float(offset.base), 0.0 if running is None else 1 - running.momentum, float(eps),
             factored=factor.mean is not None, shifted=offset.mean is not None, tracked=running is not None,
             gated=gate is not None, skipped=skip and gate is not None, unbiased=unbiased,
-            block_b=launch.block_b, block_c=FEW, num_warps=1,
+            block_b=launch.samples(block_c), block_c=block_c, block_p=block_p, num_warps=_warps(block_c * block_p),
         )  # fmt: skip
         block_c, block_p = launch.tile(0)
         _apply[launch.grid(block_c, triton.cdiv(pixels, block_p))](
@@ -545,7 +605,9 @@ def forward(
     return out, rows, centres
 
 
-def backward(grad: Tensor, x: Tensor, noise: Tensor, rows: Tensor, gate: Tensor | None, unbiased: bool) -> Tensor:
+def backward(
+    grad: Tensor, x: Tensor, noise: Tensor, rows: Tensor, gate: Tensor | None, unbiased: bool, arrived: Tensor
+) -> Tensor:
     """The gradient with respect to `x`, in its format."""
     with torch.cuda.device_of(x):
         launch = _Launch(x)
@@ -559,12 +621,10 @@ def backward(grad: Tensor, x: Tensor, noise: Tensor, rows: Tensor, gate: Tensor 
         pulls = torch.empty((2, batch, channels), dtype=torch.float32, device=x.device)
         opened = rows if gate is None else gate.view(torch.uint8)
         _sums[launch.grid(block_c, count)](
-            x, grad, opened, rows, parts, batch, channels, pixels, chunk, launch.step_c, launch.step_p,
-            gated=gate is not None, block_c=block_c, block_p=block_p, num_warps=_warps(block_c * block_p),
-        )  # fmt: skip
-        _pulls[launch.small](
-            parts, noise, opened, rows, pulls, batch, channels, pixels, chunk, *noise.stride(),
-            gated=gate is not None, unbiased=unbiased, block_b=launch.block_b, block_c=FEW, num_warps=1,
+            x, grad, noise, opened, arrived, rows, parts, pulls,
+            batch, channels, pixels, chunk, launch.step_c, launch.step_p, *noise.stride(),
+            gated=gate is not None, unbiased=unbiased, block_b=launch.samples(block_c), block_c=block_c,
+            block_p=block_p, num_warps=_warps(block_c * block_p),
         )  # fmt: skip
         block_c, block_p = launch.tile(0)
         _spread[launch.grid(block_c, triton.cdiv(pixels, block_p))](
