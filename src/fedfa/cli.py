@@ -136,7 +136,9 @@ def reproduce(
     tuned: Annotated[Path | None, typer.Option("--tuned", help="Settings that `fedfa tune` has found.")] = None,
     rule: Annotated[str, typer.Option("--rule", help="last, last20 or best: which rounds count.")] = "",
     table_only: Annotated[bool, typer.Option("--table-only", help="Run nothing; show what is there.")] = False,
-    source: Annotated[Path | None, typer.Option("--from", help="Run folders or summaries to make it from.")] = None,
+    sources: Annotated[
+        list[Path] | None, typer.Option("--from", help="Run folders or summaries to make it from; may come again.")
+    ] = None,
     summaries: Annotated[Path | None, typer.Option("--summaries", help="Write each run as a small JSON there.")] = None,
     quiet: Quiet = False,
 ) -> None:
@@ -147,7 +149,8 @@ def reproduce(
     if not table:
         list_tables()
         return
-    wish = Wish(seeds, only, data, rounds, out, at_once, variant, tuned, rule, table_only, source, summaries, quiet)
+    found = tuple(sources or ())
+    wish = Wish(seeds, only, data, rounds, out, at_once, variant, tuned, rule, table_only, found, summaries, quiet)
     reproduce(table, parse_overrides(overrides or []), wish)
 
 

@@ -19,6 +19,7 @@ from fedfa.layers.ffa import (
     Fusion,
     Spread,
     Statistics,
+    _drawn_at_once,
     augment,
     augment_reference,
     channel_statistics,
@@ -384,6 +385,40 @@ class TestLayer:
         torch.testing.assert_close(*outs)
         torch.testing.assert_close(*grads)
         torch.testing.assert_close(layer.mean, compiled.mean)
+
+    @pytest.mark.parametrize("p", [0.3, 0.8])
+    def test_compiled_it_draws_as_often(self, p: float) -> None:
+        torch.manual_seed(0)
+        compiled = torch.compile(FFA(3, p=p), fullgraph=True, backend="aot_eager")
+        x = normal(4, 3, 5, 5, dtype=torch.float32)
+        active = sum(not torch.equal(compiled(x), x) for _ in range(400))
+        assert abs(active / 400 - p) < 0.08  # three standard deviations and more
+
+    @pytest.mark.parametrize("chances", [(0.3, 0.3, 0.3), (0.0, 0.75, 1.0)])
+    def test_drawn_at_once_gates_open_with_their_probability(self, chances: tuple[float, ...]) -> None:
+        """As on a GPU: all gates and all noise from one launch."""
+        layers = [FFA(channels, p=p) for channels, p in zip((2, 3, 5), chances, strict=True)]
+        generator = torch.Generator().manual_seed(0)
+        drawn = [_drawn_at_once(layers, 4, generator, torch.device("cpu")) for _ in range(4000)]
+        for place, p in enumerate(chances):
+            gates = torch.stack([own[place].gate for own in drawn]).double()
+            noise = torch.stack([own[place].noise for own in drawn]).double()
+            assert gates.mean().item() == pytest.approx(p, abs=0.03)
+            assert noise.shape == (4000, 2, 4, layers[place].channels)
+            assert abs(noise.mean().item()) < 0.02 and noise.std().item() == pytest.approx(1, abs=0.02)
+            if 0 < p < 1:
+                assert abs(noise[gates > 0].mean().item()) < 0.03, "noise does not depend on the gate"
+        gates = torch.stack([torch.stack([each.gate for each in own]) for own in drawn]).double()
+        if len(set(chances)) == 1:
+            assert (torch.corrcoef(gates.T) - torch.eye(3)).abs().max() < 0.06, "gates are independent"
+
+    def test_the_probability_can_be_changed(self) -> None:
+        layer = FFA(2, p=0.0)
+        layer.p = 1.0
+        x = normal(4, 2, 5, 5, dtype=torch.float32)
+        assert not torch.equal(layer(x), x)
+        with pytest.raises(ValueError, match="probability"):
+            layer.p = 2.0
 
     def test_copies_and_saves(self) -> None:
         layer = opened(FFA(3), 4)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from statistics import NormalDist
 from types import ModuleType
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -340,7 +341,6 @@ class FFA(RandomLayer):
         super().__init__()
         if channels < 1:
             raise ValueError(f"FFA needs at least one channel, not {channels}")
-        check_probability(p)
         check_eps(eps)
         if not 0 <= momentum < 1:
             raise ValueError(f"momentum is between 0 and 1 (1 excluded), not {momentum}")
@@ -359,6 +359,18 @@ class FFA(RandomLayer):
         self.register_buffer("batches", torch.tensor(0))
         self.tracking = True
         self.reset_statistics()
+
+    @property
+    def p(self) -> float:
+        """The probability that the layer is active for a batch."""
+        return self._p
+
+    @p.setter
+    def p(self, value: float) -> None:
+        check_probability(value)
+        self._p = value
+        # Below which a standard normal number is with that probability. Here, since `torch.compile` cannot trace it.
+        self.quantile = NormalDist().inv_cdf(value) if 0 < value < 1 else math.copysign(math.inf, value - 0.5)
 
     def reset_statistics(self) -> None:
         """Running statistics back to 0 and 1, as Algorithm 1 does for every client at the start of a round."""
@@ -388,22 +400,16 @@ class FFA(RandomLayer):
     ) -> list[Any]:
         """Gates and noise of several layers for one batch. On the CPU a closed layer gets no noise."""
         own: list[FFA] = layers  # type: ignore[assignment]  # layers are sampled class by class
+        if device.type != "cpu" or torch.compiler.is_compiling():
+            return _drawn_at_once(own, batch, generator, device)
+        uniform = torch.rand(len(own), generator=generator)
         dtype = own[0].mean.dtype
-        uniform = torch.rand(len(own), generator=generator, device=device)
-        if device.type == "cpu" and not torch.compiler.is_compiling():
-            return [
-                Drawn(True, torch.randn((2, batch, layer.channels), generator=generator, dtype=dtype))
-                if chance < layer.p
-                else CLOSED
-                for layer, chance in zip(own, uniform.tolist(), strict=True)
-            ]
-        channels = [layer.channels for layer in own]
-        noise = torch.randn((2, batch, sum(channels)), generator=generator, device=device, dtype=dtype)
-        parts = noise.split(channels, 2)
-        if len({layer.p for layer in own}) == 1:  # one launch, not one a layer
-            return [Drawn(*drawn) for drawn in zip((uniform < own[0].p).unbind(), parts, strict=True)]
-        chances = zip(own, uniform.unbind(), parts, strict=True)
-        return [Drawn(chance < layer.p, part) for layer, chance, part in chances]
+        return [
+            Drawn(True, torch.randn((2, batch, layer.channels), generator=generator, dtype=dtype))
+            if chance < layer.p
+            else CLOSED
+            for layer, chance in zip(own, uniform.tolist(), strict=True)
+        ]
 
     def forward(self, x: Tensor) -> Tensor:
         if x.dim() < 3 or x.shape[1] != self.channels:
@@ -443,3 +449,20 @@ class FFA(RandomLayer):
         return (
             f"{self.channels}, p={self.p}, momentum={self.momentum}, fusion={self.fusion}, statistics={self.statistics}"
         )
+
+
+def _drawn_at_once(
+    layers: Sequence[FFA], batch: int, generator: torch.Generator | None, device: torch.device
+) -> list[Drawn]:
+    """Gates and noise of all layers from one launch, for a GPU: a gate is a normal number too, open where that is below
+    the layer's quantile."""
+    channels, dtype = [layer.channels for layer in layers], layers[0].mean.dtype
+    rows = 2 * batch * sum(channels)
+    normal = torch.randn(rows + len(layers), generator=generator, device=device, dtype=dtype)
+    parts, chances = normal[:rows].view(2, batch, -1).split(channels, 2), normal[rows:]
+    quantiles = [layer.quantile for layer in layers]
+    if len(set(quantiles)) == 1:  # one launch, not one a layer
+        gates = (chances < quantiles[0]).unbind()
+    else:
+        gates = tuple(chance < quantile for chance, quantile in zip(chances.unbind(), quantiles, strict=True))
+    return [Drawn(*drawn) for drawn in zip(gates, parts, strict=True)]

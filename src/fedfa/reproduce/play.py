@@ -48,7 +48,7 @@ class Wish:
     tuned: Path | None = None
     rule: str = ""
     table_only: bool = False
-    source: Path | None = None
+    sources: tuple[Path, ...] = ()
     summaries: Path | None = None
     quiet: bool = False
 
@@ -75,7 +75,7 @@ def reproduce(name: str, overrides: dict[str, Any], wish: Wish) -> Results:
     choice = Choice(wish.seeds, only, wish.variant, {**where, **rounds, **overrides}, tuned)
     cells = lay_out(table, choice)
     precisely = any("precision" in settings for settings in table.rows.values())
-    known = _Known(wish.source or wish.out, wish.source is not None, precisely)
+    known = _Known(wish.sources or tuple(filter(Path.is_dir, [wish.out])), precisely)
 
     def ended(experiment: Experiment, run: Run) -> None:
         known.add(experiment, run)
@@ -146,11 +146,14 @@ def read_tuned(path: Path, table: Table, variant: str, rows: Sequence[str]) -> d
 
 
 class _Known:
-    """The complete runs that there are, by what they are runs of."""
+    """The complete runs that there are in some folders, by what they are runs of; the first of two that are of the
+    same."""
 
-    def __init__(self, folder: Path, must: bool, precisely: bool) -> None:
+    def __init__(self, folders: Sequence[Path], precisely: bool) -> None:
         self._precisely = precisely
-        self._found = find_summaries(folder, precisely) if must or folder.is_dir() else {}
+        self._found: dict[str, RunSummary | Run] = {}
+        for folder in reversed(folders):
+            self._found |= find_summaries(folder, precisely)
         self._names: dict[str, str] = {}
 
     def name(self, experiment: Experiment) -> str:
