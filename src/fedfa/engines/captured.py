@@ -17,6 +17,7 @@ from __future__ import annotations
 import copy
 import os
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -104,8 +105,9 @@ class Captured(Sequential):
             self._receive(broadcast)
             self._tidy()
         at_work: list[Sent] = []
+        given: Counter[Lane] = Counter()  # samples that lanes have got in this round
         while waiting and not self._eager:
-            wave = self._wave(waiting, broadcast)
+            wave = self._wave(waiting, broadcast, given)
             del waiting[: len(wave)]
             yield from self._hand_over(at_work, broadcast)  # while the next wave is at work
             at_work = wave
@@ -120,10 +122,11 @@ class Captured(Sequential):
                 torch.cuda.empty_cache()
             self._left_over = False
 
-    def _wave(self, waiting: Sequence[str], broadcast: Broadcast) -> list[Sent]:
-        """Start the first of the waiting clients, one in each lane."""
+    def _wave(self, waiting: Sequence[str], broadcast: Broadcast, given: Counter[Lane]) -> list[Sent]:
+        """Start the first of the waiting clients, one in each lane. They come the largest first, so the lane that has
+        got least takes the next: all end at about the same time."""
         self._waves += 1
-        lanes = self._at_most(len(waiting))
+        lanes = sorted(self._at_most(len(waiting)), key=lambda lane: given[lane])
         clients = [self._client(name, broadcast, lane) for name, lane in zip(waiting, lanes, strict=False)]
         parts = [self._parts(client) for client in clients]
         lengths = [sum(map(len, own)) for own in parts]
@@ -135,6 +138,7 @@ class Captured(Sequential):
             sent = self._start(client, lane, order, [len(part) for part in own])
             if sent is None:  # that lane had no room, or nothing can be captured
                 break
+            given[lane] += len(order)
             wave.append(sent)
         return wave
 
