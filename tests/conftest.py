@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -293,6 +294,8 @@ def spawn() -> Iterator[Callable[..., subprocess.Popen[str]]]:
     def spawn(words: Sequence[str], **options: Any) -> subprocess.Popen[str]:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "80"}
         given = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": environment, **options}
+        if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's job in the background, which would pass it on
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         process = subprocess.Popen(list(words), **given)
         started.append(process)
         return process

@@ -67,6 +67,16 @@ def made_up(tmp_path_factory: pytest.TempPathFactory) -> Path:
         records = rng.integers(0, 256, (40, 3073), dtype=np.uint8)
         records[:, 0] = np.arange(40) % 10
         records.tofile(root / "cifar10" / f"{batch}.bin")
+    (root / "digits").mkdir()
+    shapes = {"x": (28, 28), "mnistm_x": (32, 32, 3), "usps_x": (16, 16)}
+    digits: dict[str, dict[str, np.ndarray]] = {"mnist_by_writer.npz": {}, "digits.npz": {}}
+    for kind, shape in shapes.items():
+        own = digits["mnist_by_writer.npz" if kind == "x" else "digits.npz"]
+        for side, count in (("train", 40), ("test", 10)):
+            own[f"{kind}_{side}"] = rng.integers(0, 256, (count, *shape), dtype=np.uint8)
+            own[f"{kind[:-1]}y_{side}"] = np.arange(count) % 10
+    for name, arrays in digits.items():
+        np.savez(root / "digits" / name, **arrays)
     for name in ("emnist", "femnist"):
         folder = root / name / "data" / "all_data"
         folder.mkdir(parents=True)
