@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 from typing import Any
@@ -97,6 +98,15 @@ def test_rules_pick_their_rounds(hand_made: Callable[..., Run]) -> None:
     assert last20.mean == pytest.approx(0.3075)
     assert best.clients == {"north": 0.04, "south": 0.08}  # round 4: the first of equals
     assert (last.unseen, last.gap) == (None, None)
+
+
+def test_the_last_twenty_rounds_are_rounds_and_not_evaluations(hand_made: Callable[..., Run]) -> None:
+    """Evaluated every tenth round, two of the last twenty count, and not all twenty evaluations of the run."""
+    run = hand_made("sparse", [{"north": number / 100} for number in range(1, 41)])
+    file = run.folder / "metrics.jsonl"
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    file.write_text("".join(f"{json.dumps({**line, 'round': 10 * line['round']})}\n" for line in lines))
+    assert select(Run(run.folder), "last20").mean == pytest.approx((0.39 + 0.40) / 2)
 
 
 def test_unseen_clients_and_gap(hand_made: Callable[..., Run]) -> None:

@@ -100,13 +100,18 @@ class Selected:
     clients: dict[str, float]
 
 
+def recent(lines: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Of evaluated rounds, those among the last 20: fewer where not every round is evaluated."""
+    return [line for line in lines if line["round"] > lines[-1]["round"] - LAST]
+
+
 def select(run: HasMetrics, rule: Rule) -> Selected:
-    """A run's test metrics: after the `last` evaluated round, averaged over the last 20 of them (`last20`), or after
-    the round that did `best` on validation data (the first of equals). Test data never choose."""
+    """A run's test metrics: after the `last` evaluated round, averaged over the last 20 rounds (`last20`), or after the
+    round that did `best` on validation data (the first of equals). Test data never choose."""
     tested = tested_rounds(run.metrics)
     if not tested:
         raise UserError("the run has no evaluated round yet")
-    lines = [best_round(tested)] if rule == "best" else tested[-LAST:] if rule == "last20" else tested[-1:]
+    lines = [best_round(tested)] if rule == "best" else recent(tested) if rule == "last20" else tested[-1:]
     found = [line["test"] for line in lines]
     return Selected(
         mean=_mean([line["mean"] for line in found]),

@@ -16,7 +16,7 @@ from fedfa.errors import UserError
 from fedfa.experiment import COSMETIC, Experiment, load
 from fedfa.files import write_text
 from fedfa.runs import Run, find_run
-from fedfa.statistics import LAST, Rule, Selected, best_round, select_all, tested_rounds
+from fedfa.statistics import Rule, Selected, best_round, recent, select_all, tested_rounds
 
 FORMAT = 1
 MACHINE = {"name", "device", "engine", "threads", "precision"}
@@ -78,7 +78,7 @@ def summary_of(run: Run) -> RunSummary:
     config["source"].pop("path", None)
     provenance = {key: run.provenance[key] for key in KEPT if run.provenance.get(key) not in (None, [], {})}
     lines = run.metrics
-    detailed = {line["round"] for line in tested_rounds(lines)[-LAST:]}
+    detailed = {line["round"] for line in recent(tested_rounds(lines))}
     if any("val" in line for line in lines):
         detailed.add(best_round(tested_rounds(lines))["round"])
     thinned = [_thinned(line, line["round"] in detailed) for line in lines]

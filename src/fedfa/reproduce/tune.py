@@ -24,7 +24,7 @@ from fedfa.reproduce.table import (
     table_names,
 )
 from fedfa.runs import Run
-from fedfa.statistics import LAST, summarise
+from fedfa.statistics import LAST, recent, summarise
 
 
 @dataclass(frozen=True)
@@ -85,11 +85,11 @@ def trials(experiment: Experiment, row: str, count: int, seed: int) -> list[Sett
 
 
 def validation(run: Run) -> float:
-    """What a trial is judged by: the mean over clients on validation data, over the last 20 evaluated rounds."""
-    values = [line["val"]["mean"] for line in run.metrics if "val" in line]
-    if not values:
+    """What a trial is judged by: the mean over clients on validation data, over the last 20 rounds."""
+    lines = [line for line in run.metrics if "val" in line]
+    if not lines:
         raise UserError(f"{run.folder} has no validation data, and test data must not choose settings")
-    return summarise(values[-LAST:]).mean
+    return summarise(line["val"]["mean"] for line in recent(lines)).mean
 
 
 def find_target(name: str) -> Table:
@@ -171,7 +171,7 @@ def _toml(
         "trials": search.trials,
         "seeds": search.seeds,
         "search_seed": search.search_seed,
-        "judged_by": f"validation data alone: mean over clients, over the last {LAST} evaluated rounds",
+        "judged_by": f"validation data alone: mean over clients, over the last {LAST} rounds",
         **({} if search.rounds is None else {"rounds": search.rounds}),
         "rows": {row: tried[row][number] for row, number in best.items()},
         "tried": {
