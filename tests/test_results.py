@@ -28,6 +28,7 @@ VARIANTS = ["office-main-plain", "office-variants-plain"]
         ("office-variants-plain", ["office-variants", "--variant", "plain"], VARIANTS),
         ("office-precision-plain", ["office-precision", "--variant", "plain"], ["."]),
         ("digits-variants", ["digits-variants"], ["digits-variants"]),
+        ("digits-unseen", ["digits-unseen"], ["digits-unseen"]),
         ("mnist-writers", ["mnist-writers", "--seeds", "3", "--only", WRITERS], ["mnist-writers"]),
     ],
 )
@@ -57,6 +58,8 @@ def test_pages_quote_the_tables() -> None:
         assert f"| {' | '.join([*row[:2], *row[6:11], row[-1]])} |" in front
     for row in cells("digits-variants").values():
         assert f"| {' | '.join(row[:10])} |" in page
+    for row in cells("digits-unseen").values():
+        assert f"| {' | '.join(row[:12])} |" in page
     for row in cells("office-variants-plain").values():
         assert f"| {' | '.join([*row[:11], row[-1]])} |" in page
     for name, row in cells("office-precision-plain").items():
