@@ -34,7 +34,7 @@ class Network:
     """Parameters that belong to BatchNorm."""
 
     def __call__(self, w: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        raise NotImplementedError
+        raise NotImplementedError("each network writes its own")
 
     def behind(self, prefix: str, w: Tensor) -> dict[str, Tensor]:
         """A vector like the parameters' by their names, each behind a prefix."""

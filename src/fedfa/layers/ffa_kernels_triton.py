@@ -35,6 +35,15 @@ def _gathered(value, mask, count, seen, mean, square, axis: tl.constexpr, exact:
 
 
 @triton.jit
+def _own(channels, block_c: tl.constexpr):
+    """Of a program: the number of its block of channels, its sample, its channels, and which of them there are."""
+    blocks = tl.cdiv(channels, block_c)
+    block = tl.program_id(0) % blocks
+    c = block * block_c + tl.arange(0, block_c)
+    return block, tl.program_id(0) // blocks, c, c < channels
+
+
+@triton.jit
 def _is_last(arrived, programs):
     """Whether this program is the last of some to come here: what they stored before can then be read. Leaves the
     counter at 0, as it was."""
@@ -168,11 +177,7 @@ def moments(
     if skipped:  # noqa: SIM102  # this is known when the kernel is compiled, the gate when it runs
         if opened == 0:
             return
-    blocks = tl.cdiv(channels, block_c)
-    block = tl.program_id(0) % blocks
-    sample = tl.program_id(0) // blocks
-    c = block * block_c + tl.arange(0, block_c)
-    inside = c < channels
+    block, sample, c, inside = _own(channels, block_c)
     first = tl.program_id(1) * chunk
     last = tl.minimum(first + chunk, pixels)
     row = x + sample.to(tl.int64) * channels * pixels + c * step_c
@@ -203,11 +208,8 @@ def apply(
     gated: tl.constexpr, block_c: tl.constexpr, block_p: tl.constexpr,
 ):  # fmt: skip
     """x̂ = x + a·(x − μ) + b; x itself where the gate is closed."""
-    blocks = tl.cdiv(channels, block_c)
-    sample = tl.program_id(0) // blocks
-    c = tl.program_id(0) % blocks * block_c + tl.arange(0, block_c)
+    _, sample, c, inside = _own(channels, block_c)
     p = tl.program_id(1) * block_p + tl.arange(0, block_p)
-    inside = c < channels
     mask = inside[:, None] & (p < pixels)[None, :]
     place = sample.to(tl.int64) * channels * pixels + c[:, None] * step_c + p[None, :] * step_p
     value = tl.load(x + place, mask=mask, other=0)
@@ -300,11 +302,7 @@ def sums(
     if gated:  # noqa: SIM102  # as above
         if tl.load(gate) == 0:
             return
-    blocks = tl.cdiv(channels, block_c)
-    block = tl.program_id(0) % blocks
-    sample = tl.program_id(0) // blocks
-    c = block * block_c + tl.arange(0, block_c)
-    inside = c < channels
+    block, sample, c, inside = _own(channels, block_c)
     first = tl.program_id(1) * chunk
     last = tl.minimum(first + chunk, pixels)
     place = sample.to(tl.int64) * channels * pixels + c * step_c
@@ -336,11 +334,8 @@ def spread(
     gated: tl.constexpr, block_c: tl.constexpr, block_p: tl.constexpr,
 ):  # fmt: skip
     """dx = G·(1 + a) + inner·(x − μ) + outer; G itself where the gate is closed, and x is not read there."""
-    blocks = tl.cdiv(channels, block_c)
-    sample = tl.program_id(0) // blocks
-    c = tl.program_id(0) % blocks * block_c + tl.arange(0, block_c)
+    _, sample, c, inside = _own(channels, block_c)
     p = tl.program_id(1) * block_p + tl.arange(0, block_p)
-    inside = c < channels
     mask = inside[:, None] & (p < pixels)[None, :]
     end = pixels
     if gated:
