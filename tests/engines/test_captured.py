@@ -17,6 +17,7 @@ from fedfa.augmentation import Augmentation
 from fedfa.data.federation import ClientIndex
 from fedfa.engines.captured import Captured
 from fedfa.engines.client import Client, Local
+from fedfa.engines.lane import Lane
 from fedfa.engines.sequential import Sequential
 from fedfa.memory import Memory
 from fedfa.nets import ResNet18
@@ -132,6 +133,29 @@ def test_any_number_of_lanes_and_any_participation(lanes: int, tmp_path: Path) -
     ours, others, _ = play(Captured, algorithm("scaffold"), tmp_path / "b", participation=0.5, lanes=lanes)
     assert [record.clients for record in records] == [record.clients for record in others]
     assert_alike(dict(plain.model), dict(ours.model))
+
+
+@pytest.mark.parametrize("name", ["fedfa", "scaffold", "fedmix"])
+def test_steps_captured_as_one_graph_are_the_same_steps(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    capture, made = Lane.capture, []
+
+    def noted(lane: Lane, client: Client, rule: Algorithm, size: int, steps: int) -> None:
+        made.append(steps)
+        capture(lane, client, rule, size, steps)
+
+    monkeypatch.setattr(Lane, "capture", noted)
+    found = []
+    for stretch in (3, 1000):
+        made.clear()
+        monkeypatch.setattr("fedfa.engines.lane.STRETCH", stretch)
+        local = Local(batch_size=2, lr=0.05, epochs=2)
+        found.append(play(Captured, algorithm(name), tmp_path / str(stretch), local=local))
+        assert (3 in made) == (stretch == 3) and 1 in made
+    (ours, records, _), (singly, others, _) = found
+    assert_alike(dict(ours.model), dict(singly.model))
+    assert [r.loss for r in records] == pytest.approx([r.loss for r in others], rel=1e-4)
 
 
 @pytest.mark.parametrize("name", ["fedfa", "fedfa-total", "fedmix"])

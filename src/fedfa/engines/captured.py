@@ -216,10 +216,10 @@ class Captured(Sequential):
         """What the client will have sent, and whether something new was captured for it."""
         weight, memory = self._weight(client), client.memory
         missing = lane.missing(sizes)
-        for size in missing:
+        for size, steps in missing:
             self._left_over = True
             lane.begin(client, self.algorithm, memory, order)
-            lane.capture(client, self.algorithm, size)
+            lane.capture(client, self.algorithm, size, steps)
         lane.begin(client, self.algorithm, memory, order)
         lane.play(client, self.algorithm, sizes)
         settled = lane.settled

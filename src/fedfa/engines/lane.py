@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,8 +22,11 @@ from fedfa.streams import Streams
 
 OFTEN = 4
 """Times that a batch size comes before it is captured: a capture costs a few eager steps."""
-MOST_GRAPHS = 8
+MOST_SIZES = 8
 """Batch sizes that a lane captures; others run eagerly."""
+STRETCH = 4
+"""Steps of one size, one after another, that are captured as one graph too: each replay has the GPU wait for its start,
+and for the random streams to be moved on."""
 WARM_UP = 3
 """Eager steps before a capture, in which cuDNN and the optimiser allocate what they need."""
 
@@ -72,7 +76,8 @@ class Lane:
         self.total = torch.zeros((), device=device)
         """The sum of losses so far."""
         self._memory: dict[str, Tensor] = {}
-        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self._graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
+        """By batch size and number of steps."""
         self._pool = torch.cuda.graph_pool_handle()
         self._seen: Counter[int] = Counter()
         self._rate: float | None = None
@@ -109,13 +114,16 @@ class Lane:
 
     def play(self, client: Client, algorithm: Algorithm, sizes: Sequence[int]) -> None:
         """The client's steps."""
-        for size in sizes:
-            graph = self._graphs.get(size)
-            if graph is None:
+        for size, length in _stretches(sizes):
+            left = length
+            for steps in (STRETCH, 1):
+                while left >= steps and (graph := self._graphs.get((size, steps))) is not None:
+                    graph.replay()
+                    client.steps += steps
+                    left -= steps
+            for _ in range(left):
                 self._step(client, algorithm, size)
-            else:
-                graph.replay()
-            client.steps += 1
+                client.steps += 1
 
     def end(self, client: Client, algorithm: Algorithm, weight: int, turn: int) -> tuple[Update, Tensor]:
         """What the client sends, in tensors that stay as they are until the lane's next client but one has ended."""
@@ -146,25 +154,33 @@ class Lane:
         """Whether what clients send is captured."""
         return bool(self._exits)
 
-    def missing(self, sizes: Sequence[int]) -> list[int]:
-        """Batch sizes that come often enough to be captured, and are not yet."""
+    def missing(self, sizes: Sequence[int]) -> list[tuple[int, int]]:
+        """What is to be captured for a client's batches: sizes that come often enough, each with a number of steps."""
         self._seen.update(sizes)
-        often = [size for size, times in self._seen.items() if times >= OFTEN and size not in self._graphs]
-        return often[: MOST_GRAPHS - len(self._graphs)]
+        longest: dict[int, int] = {}
+        for size, length in _stretches(sizes):
+            longest[size] = max(length, longest.get(size, 0))
+        known = {size for size, _ in self._graphs}
+        often = [size for size in longest if self._seen[size] >= OFTEN]
+        new = [size for size in often if size not in known][: MOST_SIZES - len(known)]
+        stretched = [size for size in often if longest[size] >= STRETCH and (size in known or size in new)]
+        wanted = [(size, 1) for size in new] + [(size, STRETCH) for size in stretched]
+        return [pair for pair in wanted if pair not in self._graphs]
 
-    def capture(self, client: Client, algorithm: Algorithm, size: int) -> None:
-        """Capture the step for batches of one size. The client has begun, and has to begin again afterwards."""
-        for _ in range(WARM_UP):
+    def capture(self, client: Client, algorithm: Algorithm, size: int, steps: int) -> None:
+        """Capture some steps with batches of one size. The client has begun, and has to begin again afterwards."""
+        for _ in range(WARM_UP if steps == 1 else 0):
             self.cursor.zero_()
             self._step(client, algorithm, size)
         graph = torch.cuda.CUDAGraph()
         try:
             with captured(graph, self.streams.opened(), self._pool):
-                self._step(client, algorithm, size)
+                for _ in range(steps):
+                    self._step(client, algorithm, size)
         except BaseException:
             self._pool = torch.cuda.graph_pool_handle()  # torch does not let a pool be used again that nobody holds
             raise
-        self._graphs[size] = graph
+        self._graphs[size, steps] = graph
 
     def capture_ends(self, client: Client, algorithm: Algorithm) -> None:
         """Capture how a client enters and what it sends, where it keeps nothing. The client has taken its steps."""
@@ -199,6 +215,12 @@ class Lane:
             _, number, key = name.split("/")
             state = optimizer.state[parameters[int(number)]]
             state.setdefault(key, tensor.clone()).copy_(tensor)
+
+
+def _stretches(sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Equal batch sizes that follow each other: the size, and how many."""
+    for size, run in itertools.groupby(sizes):
+        yield size, len(list(run))
 
 
 def apart(update: Update) -> Update:

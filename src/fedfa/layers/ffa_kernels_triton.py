@@ -15,6 +15,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from fedfa.layers.early_triton import let_follow, wait
+
 SHARED = ["batch", "pixels", "chunk"]
 """Arguments whose value is not worth a compilation of its own."""
 
@@ -167,10 +169,11 @@ def moments(
     running_mean, running_std, batches,
     batch, channels, pixels, chunk, step_c, step_p, noise_k, noise_b, noise_c, factor, offset, weight, eps,
     factored: tl.constexpr, shifted: tl.constexpr, tracked: tl.constexpr, gated: tl.constexpr, skipped: tl.constexpr,
-    unbiased: tl.constexpr, block_b: tl.constexpr, block_c: tl.constexpr, block_p: tl.constexpr,
+    unbiased: tl.constexpr, early: tl.constexpr, block_b: tl.constexpr, block_c: tl.constexpr, block_p: tl.constexpr,
 ):  # fmt: skip
     """Mean and sum of squared deviations of every sample and channel over a chunk of pixels, into `parts`
     (chunks, 2, B, C). The last program of some channels goes on to `_widths`."""
+    wait(early)
     opened = 1
     if gated:
         opened = tl.where(tl.load(gate) != 0, 1, 0)
@@ -189,6 +192,7 @@ def moments(
         value = tl.load(row[:, None] + p[None, :] * step_p, mask=mask, other=0).to(tl.float32)
         count = tl.minimum(last - start, block_p) * 1.0
         mean, square = _gathered(value, mask, count, (start - first) * 1.0, mean, square, 1, False)
+    let_follow(early)
     plane = batch * channels
     spot = (parts + tl.program_id(1) * 2 * plane + sample * channels + c)[:, None]
     tl.store(spot, mean, mask=inside[:, None])
@@ -205,7 +209,7 @@ def moments(
 @triton.jit(do_not_specialize=SHARED)
 def apply(
     x, gate, rows, out, batch, channels, pixels, step_c, step_p,
-    gated: tl.constexpr, block_c: tl.constexpr, block_p: tl.constexpr,
+    gated: tl.constexpr, early: tl.constexpr, block_c: tl.constexpr, block_p: tl.constexpr,
 ):  # fmt: skip
     """x̂ = x + a·(x − μ) + b; x itself where the gate is closed."""
     _, sample, c, inside = _own(channels, block_c)
@@ -213,6 +217,7 @@ def apply(
     mask = inside[:, None] & (p < pixels)[None, :]
     place = sample.to(tl.int64) * channels * pixels + c[:, None] * step_c + p[None, :] * step_p
     value = tl.load(x + place, mask=mask, other=0)
+    wait(early)
     plane = batch * channels
     row = rows + sample * channels + c
     known = inside
@@ -295,10 +300,12 @@ def _pulls(
 def sums(
     x, grad, noise, gate, arrived, rows, parts, pulls,
     batch, channels, pixels, chunk, step_c, step_p, noise_k, noise_b, noise_c,
-    gated: tl.constexpr, unbiased: tl.constexpr, block_b: tl.constexpr, block_c: tl.constexpr, block_p: tl.constexpr,
+    gated: tl.constexpr, unbiased: tl.constexpr, early: tl.constexpr, block_b: tl.constexpr, block_c: tl.constexpr,
+    block_p: tl.constexpr,
 ):  # fmt: skip
     """Σ G and Σ G·(x − μ) of every sample and channel over a chunk of pixels, into `parts` (chunks, 2, B, C). The
     last program of some channels goes on to `_pulls`."""
+    wait(early)
     if gated:  # noqa: SIM102  # as above
         if tl.load(gate) == 0:
             return
@@ -317,6 +324,7 @@ def sums(
         slope = tl.load(grad + here, mask=mask, other=0).to(tl.float32)
         outer += tl.sum(slope, 1)
         inner += tl.sum(tl.where(mask, slope * (value - mean), 0.0), 1)
+    let_follow(early)
     plane = batch * channels
     spot = parts + tl.program_id(1) * 2 * plane + sample * channels + c
     tl.store(spot, outer, mask=inside)
@@ -331,7 +339,7 @@ def sums(
 @triton.jit(do_not_specialize=SHARED)
 def spread(
     x, grad, gate, rows, pulls, out, batch, channels, pixels, step_c, step_p,
-    gated: tl.constexpr, block_c: tl.constexpr, block_p: tl.constexpr,
+    gated: tl.constexpr, early: tl.constexpr, block_c: tl.constexpr, block_p: tl.constexpr,
 ):  # fmt: skip
     """dx = G·(1 + a) + inner·(x − μ) + outer; G itself where the gate is closed, and x is not read there."""
     _, sample, c, inside = _own(channels, block_c)
@@ -343,6 +351,7 @@ def spread(
     place = sample.to(tl.int64) * channels * pixels + c[:, None] * step_c + p[None, :] * step_p
     slope = tl.load(grad + place, mask=mask, other=0)
     value = tl.load(x + place, mask=mask & (p < end)[None, :], other=0).to(tl.float32)
+    wait(early)
     plane = batch * channels
     row = sample * channels + c
     known = inside & (end > 0)

@@ -15,6 +15,7 @@ import torch
 import triton
 from torch import Tensor
 
+from fedfa.layers import early_triton as early
 from fedfa.layers import ffa_kernels_triton as kernels
 from fedfa.layers.ffa import FFA, RANDOM_STD, Fusion, Spread, augment_reference
 
@@ -243,11 +244,13 @@ def forward(
             factored=factor.mean is not None, shifted=offset.mean is not None, tracked=running is not None,
             gated=gate is not None, skipped=skip and gate is not None, unbiased=unbiased,
             block_b=launch.samples(block_c), block_c=block_c, block_p=block_p, num_warps=_warps(block_c * block_p),
+            **early.options(x.device),
         )  # fmt: skip
         block_c, block_p = launch.tile(0)
         kernels.apply[launch.grid(block_c, triton.cdiv(pixels, block_p))](
             x, opened, rows, out, batch, channels, pixels, launch.step_c, launch.step_p,
             gated=gate is not None, block_c=block_c, block_p=block_p, num_warps=_warps(block_c * block_p),
+            **early.options(x.device),
         )  # fmt: skip
     return out, rows, centres
 
@@ -271,12 +274,13 @@ def backward(
             x, grad, noise, opened, arrived, rows, parts, pulls,
             batch, channels, pixels, chunk, launch.step_c, launch.step_p, *noise.stride(),
             gated=gate is not None, unbiased=unbiased, block_b=launch.samples(block_c), block_c=block_c,
-            block_p=block_p, num_warps=_warps(block_c * block_p),
+            block_p=block_p, num_warps=_warps(block_c * block_p), **early.options(x.device),
         )  # fmt: skip
         block_c, block_p = launch.tile(0)
         kernels.spread[launch.grid(block_c, triton.cdiv(pixels, block_p))](
             x, grad, opened, rows, pulls, out, batch, channels, pixels, launch.step_c, launch.step_p,
             gated=gate is not None, block_c=block_c, block_p=block_p, num_warps=_warps(block_c * block_p),
+            **early.options(x.device),
         )  # fmt: skip
     return out
 

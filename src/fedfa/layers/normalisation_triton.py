@@ -19,6 +19,9 @@ import triton
 import triton.language as tl
 from torch import Tensor, nn
 
+from fedfa.layers import early_triton as early
+from fedfa.layers.early_triton import let_follow, wait
+
 TILE = 4096
 """Elements that a program holds at once."""
 PROGRAMS = 256
@@ -30,9 +33,10 @@ SHARED = ["rows", "chunk", "parts_made"]
 
 
 @triton.jit(do_not_specialize=SHARED)
-def _moments(x, parts, rows, channels, chunk, block_r: tl.constexpr, block_c: tl.constexpr):
+def _moments(x, parts, rows, channels, chunk, early: tl.constexpr, block_r: tl.constexpr, block_c: tl.constexpr):
     """Mean and sum of squared deviations of every channel over a chunk of rows, into `parts` (chunks, 2, C). Values are
     measured from the chunk's first one, so that squares lose nothing to a large mean."""
+    wait(early)
     c = (tl.program_id(1) * block_c + tl.arange(0, block_c))[None, :]
     inside = c < channels
     first = tl.program_id(0) * chunk
@@ -47,6 +51,7 @@ def _moments(x, parts, rows, channels, chunk, block_r: tl.constexpr, block_c: tl
         value = tl.where(mask, value - pivot, 0.0)
         total += value
         square += value * value
+    let_follow(early)
     count = (last - first) * 1.0
     gap = tl.sum(total, 0, keep_dims=True) / count
     deviation = tl.sum(square, 0, keep_dims=True) - gap * gap * count
@@ -65,9 +70,12 @@ def _follow(running, now, c, inside, momentum):
 def _finish(
     parts, weight, offset, running_mean, running_var, batches, table,
     rows, channels, chunk, parts_made, momentum, eps,
-    shifted: tl.constexpr, tracked: tl.constexpr, counted: tl.constexpr, block_p: tl.constexpr, block_c: tl.constexpr,
+    shifted: tl.constexpr, tracked: tl.constexpr, counted: tl.constexpr, early: tl.constexpr,
+    block_p: tl.constexpr, block_c: tl.constexpr,
 ):  # fmt: skip
     """From `parts` to `table` (3, C): mean, 1/std, and weight/std. Moves the running statistics too."""
+    let_follow(early)
+    wait(early)
     c = (tl.program_id(0) * block_c + tl.arange(0, block_c))[None, :]
     inside = c < channels
     i = tl.arange(0, block_p)[:, None]
@@ -117,15 +125,20 @@ def _normal(value, table, bias, c, inside, channels):
 
 
 @triton.jit(do_not_specialize=SHARED)
-def _apply(x, table, bias, out, rows, channels, relu: tl.constexpr, block_r: tl.constexpr, block_c: tl.constexpr):
+def _apply(
+    x, table, bias, out, rows, channels,
+    relu: tl.constexpr, early: tl.constexpr, block_r: tl.constexpr, block_c: tl.constexpr,
+):  # fmt: skip
     c = (tl.program_id(1) * block_c + tl.arange(0, block_c))[None, :]
     inside = c < channels
     r = (tl.program_id(0) * block_r + tl.arange(0, block_r))[:, None]
     mask = (r < rows) & inside
     value = tl.load(x + r * channels + c, mask=mask, other=0)
+    wait(early)
     normal, _, _ = _normal(value, table, bias, c, inside, channels)
     if relu:
         normal = tl.where(normal <= 0, 0.0, normal)  # NaN stays
+    let_follow(early)
     tl.store(out + r * channels + c, normal.to(value.dtype), mask=mask)
 
 
@@ -142,9 +155,11 @@ def _behind(x, grad, table, bias, spot, mask, c, inside, channels, relu: tl.cons
 
 @triton.jit(do_not_specialize=SHARED)
 def _sums(
-    x, grad, table, bias, parts, rows, channels, chunk, relu: tl.constexpr, block_r: tl.constexpr, block_c: tl.constexpr
-):
+    x, grad, table, bias, parts, rows, channels, chunk,
+    relu: tl.constexpr, early: tl.constexpr, block_r: tl.constexpr, block_c: tl.constexpr,
+):  # fmt: skip
     """Σ g and Σ g·(x − μ) of every channel over a chunk of rows, into `parts` (chunks, 2, C)."""
+    wait(early)
     c = (tl.program_id(1) * block_c + tl.arange(0, block_c))[None, :]
     inside = c < channels
     first = tl.program_id(0) * chunk
@@ -157,15 +172,21 @@ def _sums(
         slope, deviation, _ = _behind(x, grad, table, bias, r * channels + c, mask, c, inside, channels, relu)
         outer += slope
         inner += tl.where(mask, slope * deviation, 0.0)
+    let_follow(early)
     spot = parts + tl.program_id(0) * 2 * channels + c
     tl.store(spot, tl.sum(outer, 0, keep_dims=True), mask=inside)
     tl.store(spot + channels, tl.sum(inner, 0, keep_dims=True), mask=inside)
 
 
 @triton.jit(do_not_specialize=SHARED)
-def _finish_sums(parts, table, pulls, grads, rows, channels, parts_made, block_p: tl.constexpr, block_c: tl.constexpr):
+def _finish_sums(
+    parts, table, pulls, grads, rows, channels, parts_made,
+    early: tl.constexpr, block_p: tl.constexpr, block_c: tl.constexpr,
+):  # fmt: skip
     """From `parts` to `grads` (3, C), of weight, bias and offset (0), and to `pulls` (2, C): what all of a channel's
     rows pull at each of them, outright and by its deviation."""
+    let_follow(early)
+    wait(early)
     c = (tl.program_id(0) * block_c + tl.arange(0, block_c))[None, :]
     inside = c < channels
     i = tl.arange(0, block_p)[:, None]
@@ -182,8 +203,9 @@ def _finish_sums(parts, table, pulls, grads, rows, channels, parts_made, block_p
 
 @triton.jit(do_not_specialize=SHARED)
 def _spread(
-    x, grad, table, bias, pulls, out, rows, channels, relu: tl.constexpr, block_r: tl.constexpr, block_c: tl.constexpr
-):
+    x, grad, table, bias, pulls, out, rows, channels,
+    relu: tl.constexpr, early: tl.constexpr, block_r: tl.constexpr, block_c: tl.constexpr,
+):  # fmt: skip
     """dx = weight/std·(g − mean of g − (x − μ)·mean of g·(x − μ)/var)."""
     c = (tl.program_id(1) * block_c + tl.arange(0, block_c))[None, :]
     inside = c < channels
@@ -191,8 +213,10 @@ def _spread(
     mask = (r < rows) & inside
     spot = r * channels + c
     slope, deviation, scale = _behind(x, grad, table, bias, spot, mask, c, inside, channels, relu)
+    wait(early)
     outer = tl.load(pulls + c, mask=inside, other=0)
     inner = tl.load(pulls + channels + c, mask=inside, other=0)
+    let_follow(early)
     tl.store(out + spot, (scale * (slope - outer - deviation * inner)).to(out.dtype.element_ty), mask=mask)
 
 
@@ -203,7 +227,8 @@ class _Launch:
         self.channels = x.shape[1]
         self.rows = x.numel() // self.channels
         block_c = min(triton.next_power_of_2(self.channels), 64)
-        self.blocks = {"block_r": TILE // block_c, "block_c": block_c, "num_warps": 8}
+        own = early.options(x.device)
+        self.blocks = {**own, "block_r": TILE // block_c, "block_c": block_c, "num_warps": 8}
         across = triton.cdiv(self.channels, block_c)
         self.each = (triton.cdiv(self.rows, TILE // block_c), across)
         wanted = max(1, min(self.each[0], PROGRAMS // across))
@@ -211,7 +236,7 @@ class _Launch:
         self.parts = triton.cdiv(self.rows, self.chunk)
         self.chunks = (self.parts, across)
         self.few = (triton.cdiv(self.channels, FEW),)
-        self.small = {"block_p": triton.next_power_of_2(self.parts), "block_c": FEW}
+        self.small = {**own, "block_p": triton.next_power_of_2(self.parts), "block_c": FEW}
 
 
 def normalised(norm: nn.BatchNorm2d, x: Tensor, offset: Tensor | None, relu: bool) -> Tensor:

@@ -14,6 +14,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from fedfa.layers import early_triton as early
+from fedfa.layers.early_triton import let_follow, wait
+
 TILE = 2048
 """Elements that a program holds at once."""
 SHARED = ["pixels", "height", "width", "out_height", "out_width"]
@@ -23,8 +26,9 @@ SHARED = ["pixels", "height", "width", "out_height", "out_width"]
 @triton.jit(do_not_specialize=SHARED)
 def _forward(
     x, out, places, pixels, channels, height, width, out_height, out_width,
-    size: tl.constexpr, stride: tl.constexpr, block_p: tl.constexpr, block_c: tl.constexpr,
+    size: tl.constexpr, stride: tl.constexpr, early: tl.constexpr, block_p: tl.constexpr, block_c: tl.constexpr,
 ):  # fmt: skip
+    wait(early)
     p = (tl.program_id(0) * block_p + tl.arange(0, block_p))[:, None]
     c = (tl.program_id(1) * block_c + tl.arange(0, block_c))[None, :]
     mask = (p < pixels) & (c < channels)
@@ -38,6 +42,7 @@ def _forward(
         better = (value > best) | (value != value)  # noqa: PLR0124  # the first of equals, and NaN, as torch has it
         best = tl.where(better, value, best)
         place = tl.where(better, k, place)
+    let_follow(early)
     tl.store(out + p * channels + c, best, mask=mask)
     tl.store(places + p * channels + c, place.to(tl.int8), mask=mask)
 
@@ -45,8 +50,9 @@ def _forward(
 @triton.jit(do_not_specialize=SHARED)
 def _backward(
     grad, places, dx, pixels, channels, height, width, out_height, out_width,
-    size: tl.constexpr, stride: tl.constexpr, block_p: tl.constexpr, block_c: tl.constexpr,
+    size: tl.constexpr, stride: tl.constexpr, early: tl.constexpr, block_p: tl.constexpr, block_c: tl.constexpr,
 ):  # fmt: skip
+    wait(early)
     p = (tl.program_id(0) * block_p + tl.arange(0, block_p))[:, None]
     c = (tl.program_id(1) * block_c + tl.arange(0, block_c))[None, :]
     mask = (p < pixels) & (c < channels)
@@ -66,6 +72,7 @@ def _backward(
             place = tl.load(places + spot, mask=mask & inside, other=-1).to(tl.int32)
             slope = tl.load(grad + spot, mask=mask & inside, other=0).to(tl.float32)
             total += tl.where(place == own_y * size + own_x, slope, 0.0)
+    let_follow(early)
     tl.store(dx + p * channels + c, total, mask=mask)
 
 
@@ -93,7 +100,7 @@ class _MaxPool(torch.autograd.Function):
         with torch.cuda.device_of(x):
             _forward[grid](
                 x, out, places, batch * out_height * out_width, channels, height, width, out_height, out_width,
-                size=size, stride=stride, **blocks,
+                size=size, stride=stride, **blocks, **early.options(x.device),
             )  # fmt: skip
         ctx.save_for_backward(x, places)
         ctx.windows = size, stride
@@ -113,6 +120,6 @@ class _MaxPool(torch.autograd.Function):
         with torch.cuda.device_of(x):
             _backward[grid](
                 grad, places, dx, batch * height * width, channels, height, width, *places.shape[2:],
-                size=size, stride=stride, **blocks,
+                size=size, stride=stride, **blocks, **early.options(x.device),
             )  # fmt: skip
         return dx, None, None
