@@ -9,6 +9,7 @@ import pytest
 
 import fedfa
 from fedfa import UserError, paper
+from fedfa.reproduce.play import split_names
 from fedfa.reproduce.table import Choice, Table, chosen_rows, find_data, find_table, lay_out, table_names
 
 NAMES = table_names()
@@ -130,6 +131,8 @@ def test_rows_are_chosen_by_name() -> None:
     assert chosen_rows(table, ["{1,2}", "{5}"]) == ["FedAvg", "{1,2}", "{5}"]
     assert chosen_rows(table, []) == list(table.rows)
     assert chosen_rows(find_table("office-main"), ["fedfa"]) == ["FedAvg", "FedFA"]
+    asked = split_names("FedFA, kept,total,direct fusion, kept")  # which have commas of their own
+    assert chosen_rows(find_table("office-fusion"), asked) == ["FedFA", "total", "FedFA, kept", "direct fusion, kept"]
     with pytest.raises(UserError, match="office-main has no row 'FedFo'"):
         chosen_rows(find_table("office-main"), ["FedFo"])
 

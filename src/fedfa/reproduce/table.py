@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import tomllib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -131,13 +131,18 @@ def lay_out(table: Table, choice: Choice) -> list[Cell]:
     return cells
 
 
-def chosen_rows(table: Table, only: Collection[str]) -> list[str]:
-    """The rows that are asked for, in the table's order, with the reference row; all, if none is named."""
+def chosen_rows(table: Table, only: Sequence[str]) -> list[str]:
+    """The rows that are asked for, in the table's order, with the reference row; all, if none is named. Names may have
+    been split at commas of their own: as many parts as make a name are taken for one."""
     by_name = {plain(name): name for name in table.rows}
-    for name in only:
-        if plain(name) not in by_name:
-            raise UserError(f"{table.name} has no row {name!r}; {nearest(name, table.rows)}")
-    wanted = {by_name[plain(name)] for name in only} | {table.first}
+    wanted, first = {table.first}, 0
+    while first < len(only):
+        ends = range(len(only), first, -1)
+        last = next((end for end in ends if plain(",".join(only[first:end])) in by_name), None)
+        if last is None:
+            raise UserError(f"{table.name} has no row {only[first]!r}; {nearest(only[first], table.rows)}")
+        wanted.add(by_name[plain(",".join(only[first:last]))])
+        first = last
     return [name for name in table.rows if not only or name in wanted]
 
 
