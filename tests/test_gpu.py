@@ -272,8 +272,7 @@ def test_a_captured_step_with_mixed_labels_trains(name: str) -> None:
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        for _ in range(3):
-            step()
+        before = [step().item() for _ in range(3)]
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     for own in {name, "ffa"}:
@@ -285,7 +284,7 @@ def test_a_captured_step_with_mixed_labels_trains(name: str) -> None:
         graph.replay()
         losses.append(loss.item())
     assert all(torch.isfinite(p).all() for p in model.parameters())
-    assert sum(losses[-20:]) < sum(losses[:20])
+    assert sum(losses[-20:]) / 20 < 0.75 * before[0]  # by less than that losses differ from draw to draw
 
 
 def test_beta_on_the_gpu() -> None:
