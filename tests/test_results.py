@@ -19,6 +19,7 @@ RESULTS = ROOT / "results"
 MAIN = "FedProx,FedSAM,FedAvgM,FedRobust,FedBN,FedFA"
 WRITERS = "FedProx,FedSAM,FedAvgM,FedRobust,FedMix,FedFA"
 VARIANTS = ["office-main-plain", "office-variants-plain"]
+FUSION = "FedAvg,direct fusion,total,FedFA, kept,FedFA, released"
 
 
 @pytest.mark.parametrize(
@@ -26,6 +27,11 @@ VARIANTS = ["office-main-plain", "office-variants-plain"]
     [
         ("office-main-plain", ["office-main", "--variant", "plain", "--only", MAIN], ["office-main-plain"]),
         ("office-variants-plain", ["office-variants", "--variant", "plain"], VARIANTS),
+        (
+            "office-fusion-plain",
+            ["office-fusion", "--variant", "plain", "--only", FUSION],
+            ["office-main-plain", "office-fusion-plain"],
+        ),
         ("office-precision-plain", ["office-precision", "--variant", "plain"], ["."]),
         ("digits-variants", ["digits-variants"], ["digits-variants"]),
         ("digits-unseen", ["digits-unseen"], ["digits-unseen"]),
@@ -60,7 +66,7 @@ def test_pages_quote_the_tables() -> None:
         assert f"| {' | '.join(row[:10])} |" in page
     for row in cells("digits-unseen").values():
         assert f"| {' | '.join(row[:12])} |" in page
-    for row in cells("office-variants-plain").values():
+    for row in (*cells("office-variants-plain").values(), *cells("office-fusion-plain").values()):
         assert f"| {' | '.join([*row[:11], row[-1]])} |" in page
     for name, row in cells("office-precision-plain").items():
         assert f"| {name} | {row[6]} | {row[7]} | {row[-2]} | {row[-1]} |" in page
