@@ -28,7 +28,7 @@ def convolve(conv: nn.Conv2d, x: Tensor) -> Tensor:
 
 
 def _foldable(conv: nn.Conv2d, x: Tensor, dtype: torch.dtype) -> bool:
-    if x.dim() != 4 or x.requires_grad or transformed() or not in_channels_last(conv.weight):
+    if x.dim() != 4 or transformed() or not in_channels_last(conv.weight):
         return False
     if not x.is_floating_point() or not dtype.is_floating_point or dtype == torch.float64:
         return False

@@ -1,7 +1,8 @@
-"""Max pooling of features in channels_last as two Triton kernels.
+"""Max pooling of features in channels_last as Triton kernels.
 
 A program takes some pixels and some channels side by side in memory. The forward keeps which place of its window each
-maximum came from; in the backward every pixel looks at the windows it is in, so nothing is added atomically.
+maximum came from; in the backward every pixel looks at the windows it is in, so nothing is added atomically. The
+gradient of that is taken from the same places.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -76,10 +76,21 @@ def _backward(
     tl.store(dx + p * channels + c, total, mask=mask)
 
 
-def _grid(pixels: int, channels: int) -> tuple[tuple[int, int], dict[str, int]]:
-    block_c = min(triton.next_power_of_2(channels), 64)
-    block_p = TILE // block_c
-    return (triton.cdiv(pixels, block_p), triton.cdiv(channels, block_c)), {"block_p": block_p, "block_c": block_c}
+@triton.jit(do_not_specialize=SHARED)
+def _taken(
+    x, places, out, pixels, channels, height, width, out_height, out_width,
+    size: tl.constexpr, stride: tl.constexpr, early: tl.constexpr, block_p: tl.constexpr, block_c: tl.constexpr,
+):  # fmt: skip
+    """What lies where the maxima came from."""
+    wait(early)
+    p = (tl.program_id(0) * block_p + tl.arange(0, block_p))[:, None]
+    c = (tl.program_id(1) * block_c + tl.arange(0, block_c))[None, :]
+    mask = (p < pixels) & (c < channels)
+    row = p // out_width
+    corner = ((row // out_height) * height + row % out_height * stride) * width + p % out_width * stride
+    place = tl.load(places + p * channels + c, mask=mask, other=0).to(tl.int32)
+    spot = corner + place // size * width + place % size
+    tl.store(out + p * channels + c, tl.load(x + spot * channels + c, mask=mask, other=0), mask=mask)
 
 
 def max_pool(x: Tensor, size: int, stride: int) -> Tensor:
@@ -96,30 +107,58 @@ class _MaxPool(torch.autograd.Function):
         shape = (batch, channels, out_height, out_width)
         out = torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
         places = torch.empty_like(out, dtype=torch.int8)
-        grid, blocks = _grid(batch * out_height * out_width, channels)
-        with torch.cuda.device_of(x):
-            _forward[grid](
-                x, out, places, batch * out_height * out_width, channels, height, width, out_height, out_width,
-                size=size, stride=stride, **blocks, **early.options(x.device),
-            )  # fmt: skip
-        ctx.save_for_backward(x, places)
-        ctx.windows = size, stride
+        _launch(_forward, (x, out, places), out, x, out, size, stride)
+        ctx.save_for_backward(places)
+        ctx.given = x.shape, size, stride
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        x, places = ctx.saved_tensors
-        size, stride = ctx.windows
-        if torch.is_grad_enabled():  # a gradient of the gradient is asked for: let autograd build it
-            (dx,) = torch.autograd.grad(F.max_pool2d(x, size, stride), x, grads[0], create_graph=True)
-            return dx, None, None
-        batch, channels, height, width = x.shape
-        grad = grads[0].contiguous(memory_format=torch.channels_last)
-        dx = torch.empty_like(x)
-        grid, blocks = _grid(batch * height * width, channels)
-        with torch.cuda.device_of(x):
-            _backward[grid](
-                grad, places, dx, batch * height * width, channels, height, width, *places.shape[2:],
-                size=size, stride=stride, **blocks, **early.options(x.device),
-            )  # fmt: skip
-        return dx, None, None
+        return _Back.apply(grads[0], *ctx.saved_tensors, *ctx.given), None, None
+
+
+class _Back(torch.autograd.Function):
+    """Gradients to where the maxima came from; :class:`_Taken` is the way back, and each the other's gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, grad: Tensor, places: Tensor, shape: torch.Size, size: int, stride: int) -> Tensor:
+        grad = grad.contiguous(memory_format=torch.channels_last)
+        out = torch.empty(shape, dtype=grad.dtype, device=grad.device, memory_format=torch.channels_last)
+        _launch(_backward, (grad, places, out), out, out, grad, size, stride)
+        ctx.save_for_backward(places)
+        ctx.given = size, stride
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return _Taken.apply(grads[0], *ctx.saved_tensors, *ctx.given), None, None, None, None
+
+
+class _Taken(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, places: Tensor, size: int, stride: int) -> Tensor:
+        x = x.contiguous(memory_format=torch.channels_last)
+        out = torch.empty_like(places, dtype=x.dtype)
+        _launch(_taken, (x, places, out), out, x, out, size, stride)
+        ctx.save_for_backward(places)
+        ctx.given = x.shape, size, stride
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return _Back.apply(grads[0], *ctx.saved_tensors, *ctx.given), None, None, None
+
+
+def _launch(
+    kernel: Any, given: tuple[Tensor, ...], each: Tensor, whole: Tensor, pooled: Tensor, size: int, stride: int
+) -> None:
+    """A program for some pixels of `each`, which is `whole` or `pooled`: the features before and after."""
+    batch, channels, height, width = each.shape
+    pixels = batch * height * width
+    block_c = min(triton.next_power_of_2(channels), 64)
+    block_p = TILE // block_c
+    with torch.cuda.device_of(whole):
+        kernel[(triton.cdiv(pixels, block_p), triton.cdiv(channels, block_c))](
+            *given, pixels, channels, *whole.shape[2:], *pooled.shape[2:],
+            size=size, stride=stride, block_p=block_p, block_c=block_c, **early.options(whole.device),
+        )  # fmt: skip
