@@ -9,6 +9,7 @@ before the kernel before began, it may read at once.
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 
 import torch
 import triton
@@ -33,10 +34,9 @@ def wait(early: tl.constexpr):
 
 
 @functools.cache
-def possible(device: torch.device) -> bool:
-    return gdc_wait is not None and device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
-
-
-def options(device: torch.device) -> dict[str, bool]:
-    """How the second kernel is launched."""
-    return {"early": True, "launch_pdl": True} if possible(device) else {"early": False}
+def options(device: torch.device) -> Mapping[str, bool]:
+    """How such a kernel is launched."""
+    nvidia = device.type == "cuda" and torch.version.cuda is not None  # AMD's GPUs are "cuda" too
+    if nvidia and gdc_wait is not None and torch.cuda.get_device_capability(device) >= (9, 0):
+        return {"early": True, "launch_pdl": True}
+    return {"early": False}
