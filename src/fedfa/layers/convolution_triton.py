@@ -6,6 +6,7 @@ filled up with zeros to a power of two, and weights to a multiple of s pixels a 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -13,6 +14,8 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
+
+Way = Callable[[Tensor, Tensor, bool], None]
 
 TILE = 4096
 """Elements of a program."""
@@ -95,7 +98,7 @@ def _unfold_weight(
 
 
 class Fold(NamedTuple):
-    """How images and weights are folded: by a convolution's stride, padding and size, and the number of channels."""
+    """How images and weights of a convolution are folded."""
 
     channels: int
     size: int
@@ -114,92 +117,63 @@ class Fold(NamedTuple):
         wide: int = triton.next_power_of_2(self.channels * self.stride**2)
         return wide
 
-    def folded(self, length: int) -> int:
-        """Pixels of a folded image along a side."""
-        return (length + 2 * self.padding - self.size) // self.stride + self.side
+    def images(self, plain: Tensor, small: Tensor, back: bool) -> None:
+        """Fold images, or with `back` put the folded ones back into place."""
+        batch, channels, height, width = plain.shape
+        down, across = small.shape[2:]
+        pixels, block_p = batch * down * across, TILE // self.wide
+        if back:
+            plain.zero_()  # not every pixel need be in a window
+        way, both = (_unfold, (small, plain)) if back else (_fold, (plain, small))
+        way[(triton.cdiv(pixels, block_p),)](
+            *both, pixels, channels, height, width, down, across, *plain.stride(), self.padding,
+            stride=self.stride, block_p=block_p, block_c=self.wide,
+        )  # fmt: skip
+
+    def weight(self, plain: Tensor, small: Tensor, back: bool) -> None:
+        """The same of a weight."""
+        way, both = (_unfold_weight, (small, plain)) if back else (_fold_weight, (plain, small))
+        way[(len(plain), self.side**2)](
+            *both, self.channels, self.size, *plain.stride(), stride=self.stride, side=self.side, block_c=self.wide
+        )
 
 
 def folded(x: Tensor, weight: Tensor, stride: int, padding: int, dtype: torch.dtype) -> Tensor:
     """The convolution, in `dtype` and channels_last."""
-    fold = Fold(x.shape[1], weight.shape[2], stride, padding)
-    out: Tensor = F.conv2d(_Images.apply(x, fold, dtype), _Weight.apply(weight, fold, dtype))
-    return out
+    size = weight.shape[2]
+    fold = Fold(x.shape[1], size, stride, padding)
+    sides = [(length + 2 * padding - size) // stride + fold.side for length in x.shape[2:]]
+    small = _Folded.apply(x, fold.images, (len(x), *sides, fold.wide), dtype)
+    kernel = _Folded.apply(weight, fold.weight, (len(weight), fold.side, fold.side, fold.wide), dtype)
+    return F.conv2d(small, kernel)
 
 
-def _move_pixels(way: Any, plain: Tensor, small: Tensor, fold: Fold) -> None:
-    """Between images and folded ones."""
-    batch, channels, height, width = plain.shape
-    down, across = small.shape[2:]
-    pixels, block_p = batch * down * across, TILE // fold.wide
-    with torch.cuda.device_of(plain):
-        way[(triton.cdiv(pixels, block_p),)](
-            *((plain, small) if way is _fold else (small, plain)), pixels, channels, height, width, down, across,
-            *plain.stride(), fold.padding, stride=fold.stride, block_p=block_p, block_c=fold.wide,
-        )  # fmt: skip
-
-
-def _move_weight(way: Any, plain: Tensor, small: Tensor, fold: Fold) -> None:
-    """Between a weight and the folded one."""
-    with torch.cuda.device_of(plain):
-        way[(len(plain), fold.side**2)](
-            *((plain, small) if way is _fold_weight else (small, plain)), fold.channels, fold.size, *plain.stride(),
-            stride=fold.stride, side=fold.side, block_c=fold.wide,
-        )  # fmt: skip
-
-
-class _Images(torch.autograd.Function):
-    """Images, folded; :class:`_ImagesBack` is the way back, and each the other's gradient."""
+class _Folded(torch.autograd.Function):
+    """Images or a weight, folded by `way`; :class:`_Unfolded` is the way back, and each the other's gradient."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, fold: Fold, dtype: torch.dtype) -> Tensor:
-        sides = [fold.folded(length) for length in x.shape[2:]]
-        out = torch.empty((len(x), *sides, fold.wide), dtype=dtype, device=x.device).movedim(-1, 1)
-        _move_pixels(_fold, x, out, fold)
-        ctx.fold, ctx.like = fold, torch.empty_like(x, device="meta")
-        return out
+    def forward(ctx: Any, plain: Tensor, way: Way, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        small = torch.empty(shape, dtype=dtype, device=plain.device).movedim(-1, 1)
+        with torch.cuda.device_of(plain):
+            way(plain, small, False)
+        ctx.given = way, torch.empty_like(plain, device="meta")
+        return small
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return _ImagesBack.apply(grads[0], ctx.fold, ctx.like), None, None
+        return _Unfolded.apply(grads[0], *ctx.given), None, None, None
 
 
-class _ImagesBack(torch.autograd.Function):
+class _Unfolded(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, grad: Tensor, fold: Fold, like: Tensor) -> Tensor:
-        out = torch.zeros_like(like, device=grad.device)  # not all pixels need be in a window
-        _move_pixels(_unfold, out, grad.contiguous(memory_format=torch.channels_last), fold)
-        ctx.fold, ctx.dtype = fold, grad.dtype
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return _Images.apply(grads[0], ctx.fold, ctx.dtype), None, None
-
-
-class _Weight(torch.autograd.Function):
-    """A weight, folded; as with images."""
-
-    @staticmethod
-    def forward(ctx: Any, weight: Tensor, fold: Fold, dtype: torch.dtype) -> Tensor:
-        shape = (len(weight), fold.side, fold.side, fold.wide)
-        out = torch.empty(shape, dtype=dtype, device=weight.device).movedim(-1, 1)
-        _move_weight(_fold_weight, weight, out, fold)
-        ctx.fold, ctx.like = fold, torch.empty_like(weight, device="meta")
-        return out
+    def forward(ctx: Any, grad: Tensor, way: Way, like: Tensor) -> Tensor:
+        small = grad.contiguous(memory_format=torch.channels_last)
+        plain = torch.empty_like(like, device=grad.device)
+        with torch.cuda.device_of(plain):
+            way(plain, small, True)
+        ctx.given = way, tuple(grad.movedim(1, -1).shape), grad.dtype
+        return plain
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return _WeightBack.apply(grads[0], ctx.fold, ctx.like), None, None
-
-
-class _WeightBack(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, grad: Tensor, fold: Fold, like: Tensor) -> Tensor:
-        out = torch.empty_like(like, device=grad.device)
-        _move_weight(_unfold_weight, out, grad.contiguous(memory_format=torch.channels_last), fold)
-        ctx.fold, ctx.dtype = fold, grad.dtype
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return _Weight.apply(grads[0], ctx.fold, ctx.dtype), None, None
+        return _Folded.apply(grads[0], *ctx.given), None, None

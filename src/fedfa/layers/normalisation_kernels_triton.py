@@ -21,15 +21,29 @@ SHARED = ["rows", "chunk", "parts_made"]
 """Arguments whose value is not worth a compilation of its own."""
 
 
+@triton.jit
+def _chunk(rows, channels, chunk, block_c: tl.constexpr):
+    """A program's channels, which of them there are, and the first and the last of its rows."""
+    c = (tl.program_id(1) * block_c + tl.arange(0, block_c))[None, :]
+    first = tl.program_id(0) * chunk
+    return c, c < channels, first, tl.minimum(first + chunk, rows)
+
+
+@triton.jit
+def _tile(rows, channels, block_r: tl.constexpr, block_c: tl.constexpr):
+    """A program's channels, which of them there are, where its values lie, and which of those there are."""
+    c = (tl.program_id(1) * block_c + tl.arange(0, block_c))[None, :]
+    inside = c < channels
+    r = (tl.program_id(0) * block_r + tl.arange(0, block_r))[:, None]
+    return c, inside, r * channels + c, (r < rows) & inside
+
+
 @triton.jit(do_not_specialize=SHARED)
 def moments(x, parts, rows, channels, chunk, early: tl.constexpr, block_r: tl.constexpr, block_c: tl.constexpr):
     """Mean and sum of squared deviations of every channel over a chunk of rows, into `parts` (chunks, 2, C). Values are
     measured from the chunk's first one, so that squares lose nothing to a large mean."""
     wait(early)
-    c = (tl.program_id(1) * block_c + tl.arange(0, block_c))[None, :]
-    inside = c < channels
-    first = tl.program_id(0) * chunk
-    last = tl.minimum(first + chunk, rows)
+    c, inside, first, last = _chunk(rows, channels, chunk, block_c)
     pivot = tl.load(x + first * channels + c, mask=inside, other=0).to(tl.float32)
     total = tl.zeros([block_r, block_c], tl.float32)
     square = tl.zeros([block_r, block_c], tl.float32)
@@ -118,17 +132,14 @@ def apply(
     x, table, bias, out, rows, channels,
     relu: tl.constexpr, early: tl.constexpr, block_r: tl.constexpr, block_c: tl.constexpr,
 ):  # fmt: skip
-    c = (tl.program_id(1) * block_c + tl.arange(0, block_c))[None, :]
-    inside = c < channels
-    r = (tl.program_id(0) * block_r + tl.arange(0, block_r))[:, None]
-    mask = (r < rows) & inside
-    value = tl.load(x + r * channels + c, mask=mask, other=0)
+    c, inside, spot, mask = _tile(rows, channels, block_r, block_c)
+    value = tl.load(x + spot, mask=mask, other=0)
     wait(early)
     normal, _, _ = _normal(value, table, bias, c, inside, channels)
     if relu:
         normal = tl.where(normal <= 0, 0.0, normal)  # NaN stays
     let_follow(early)
-    tl.store(out + r * channels + c, normal.to(value.dtype), mask=mask)
+    tl.store(out + spot, normal.to(value.dtype), mask=mask)
 
 
 @triton.jit
@@ -149,10 +160,7 @@ def sums(
 ):  # fmt: skip
     """Σ g and Σ g·(x − μ) of every channel over a chunk of rows, into `parts` (chunks, 2, C)."""
     wait(early)
-    c = (tl.program_id(1) * block_c + tl.arange(0, block_c))[None, :]
-    inside = c < channels
-    first = tl.program_id(0) * chunk
-    last = tl.minimum(first + chunk, rows)
+    c, inside, first, last = _chunk(rows, channels, chunk, block_c)
     outer = tl.zeros([block_r, block_c], tl.float32)
     inner = tl.zeros([block_r, block_c], tl.float32)
     for start in range(first, last, block_r):
@@ -196,11 +204,7 @@ def spread(
     relu: tl.constexpr, early: tl.constexpr, block_r: tl.constexpr, block_c: tl.constexpr,
 ):  # fmt: skip
     """dx = weight/std·(g − mean of g − (x − μ)·mean of g·(x − μ)/var)."""
-    c = (tl.program_id(1) * block_c + tl.arange(0, block_c))[None, :]
-    inside = c < channels
-    r = (tl.program_id(0) * block_r + tl.arange(0, block_r))[:, None]
-    mask = (r < rows) & inside
-    spot = r * channels + c
+    c, inside, spot, mask = _tile(rows, channels, block_r, block_c)
     slope, deviation, scale = _behind(x, grad, table, bias, spot, mask, c, inside, channels, relu)
     wait(early)
     outer = tl.load(pulls + c, mask=inside, other=0)
@@ -217,10 +221,7 @@ def second_sums(
     """Of every channel over a chunk of rows: Σ g, Σ g·(x − μ), Σ h, Σ h·(x − μ) and Σ g·h, with h (`turn`) the gradient
     with respect to dx, into `parts` (chunks, 5, C)."""
     wait(early)
-    c = (tl.program_id(1) * block_c + tl.arange(0, block_c))[None, :]
-    inside = c < channels
-    first = tl.program_id(0) * chunk
-    last = tl.minimum(first + chunk, rows)
+    c, inside, first, last = _chunk(rows, channels, chunk, block_c)
     g = tl.zeros([block_r, block_c], tl.float32)
     gu = tl.zeros([block_r, block_c], tl.float32)
     h = tl.zeros([block_r, block_c], tl.float32)
@@ -296,11 +297,7 @@ def second_spread(
 ):  # fmt: skip
     """With respect to the gradient, weight/std·(h − mean of h) + e·(x − μ) + b where the ReLU let it through, into
     `back`; to the features, f·(x − μ) + e·(g − mean of g) + k·(h − mean of h), into `out`."""
-    c = (tl.program_id(1) * block_c + tl.arange(0, block_c))[None, :]
-    inside = c < channels
-    r = (tl.program_id(0) * block_r + tl.arange(0, block_r))[:, None]
-    mask = (r < rows) & inside
-    spot = r * channels + c
+    c, inside, spot, mask = _tile(rows, channels, block_r, block_c)
     value = tl.load(x + spot, mask=mask, other=0)
     slope = tl.load(grad + spot, mask=mask, other=0).to(tl.float32)
     turned = tl.load(turn + spot, mask=mask, other=0).to(tl.float32)

@@ -23,17 +23,29 @@ SHARED = ["pixels", "height", "width", "out_height", "out_width"]
 """Arguments whose value is not worth a compilation of its own."""
 
 
+@triton.jit
+def _own(pixels, channels, block_p: tl.constexpr, block_c: tl.constexpr):
+    """A program's pixels and channels, and which of them there are."""
+    p = (tl.program_id(0) * block_p + tl.arange(0, block_p))[:, None]
+    c = (tl.program_id(1) * block_c + tl.arange(0, block_c))[None, :]
+    return p, c, (p < pixels) & (c < channels)
+
+
+@triton.jit
+def _corner(p, height, width, out_height, out_width, stride: tl.constexpr):
+    """Where the windows of pooled pixels begin."""
+    row = p // out_width
+    return ((row // out_height) * height + row % out_height * stride) * width + p % out_width * stride
+
+
 @triton.jit(do_not_specialize=SHARED)
 def _forward(
     x, out, places, pixels, channels, height, width, out_height, out_width,
     size: tl.constexpr, stride: tl.constexpr, early: tl.constexpr, block_p: tl.constexpr, block_c: tl.constexpr,
 ):  # fmt: skip
     wait(early)
-    p = (tl.program_id(0) * block_p + tl.arange(0, block_p))[:, None]
-    c = (tl.program_id(1) * block_c + tl.arange(0, block_c))[None, :]
-    mask = (p < pixels) & (c < channels)
-    row = p // out_width
-    corner = ((row // out_height) * height + row % out_height * stride) * width + p % out_width * stride
+    p, c, mask = _own(pixels, channels, block_p, block_c)
+    corner = _corner(p, height, width, out_height, out_width, stride)
     best = tl.load(x + corner * channels + c, mask=mask, other=0).to(tl.float32)
     place = tl.zeros([block_p, block_c], tl.int32)
     for k in tl.static_range(1, size * size):
@@ -53,9 +65,7 @@ def _backward(
     size: tl.constexpr, stride: tl.constexpr, early: tl.constexpr, block_p: tl.constexpr, block_c: tl.constexpr,
 ):  # fmt: skip
     wait(early)
-    p = (tl.program_id(0) * block_p + tl.arange(0, block_p))[:, None]
-    c = (tl.program_id(1) * block_c + tl.arange(0, block_c))[None, :]
-    mask = (p < pixels) & (c < channels)
+    p, c, mask = _own(pixels, channels, block_p, block_c)
     across = p % width
     down = p // width % height
     sample = p // width // height
@@ -83,11 +93,8 @@ def _taken(
 ):  # fmt: skip
     """What lies where the maxima came from."""
     wait(early)
-    p = (tl.program_id(0) * block_p + tl.arange(0, block_p))[:, None]
-    c = (tl.program_id(1) * block_c + tl.arange(0, block_c))[None, :]
-    mask = (p < pixels) & (c < channels)
-    row = p // out_width
-    corner = ((row // out_height) * height + row % out_height * stride) * width + p % out_width * stride
+    p, c, mask = _own(pixels, channels, block_p, block_c)
+    corner = _corner(p, height, width, out_height, out_width, stride)
     place = tl.load(places + p * channels + c, mask=mask, other=0).to(tl.int32)
     spot = corner + place // size * width + place % size
     tl.store(out + p * channels + c, tl.load(x + spot * channels + c, mask=mask, other=0), mask=mask)
