@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -30,6 +31,18 @@ def test_one_value_has_no_interval() -> None:
     assert summarise([0.5]) == Summary(1, 0.5, None, None, None)
     with pytest.raises(ValueError, match="nothing"):
         summarise([])
+
+
+def test_where_one_more_value_would_fall() -> None:
+    """By hand, and by drawing one more: 95 of 100 are inside."""
+    found = summarise([1, 2, 3, 4])
+    half = 3.1824463 * 1.2909944 * math.sqrt(1 + 1 / 4)
+    assert found.one_more == pytest.approx((2.5 - half, 2.5 + half))
+    assert summarise([0.5]).one_more is None
+    draws = np.random.default_rng(0).normal(size=(4000, 6))
+    bounds = [summarise(row[:5]).one_more for row in draws]
+    inside = [both is not None and both[0] <= row[5] <= both[1] for both, row in zip(bounds, draws, strict=True)]
+    assert 0.94 < np.mean(inside) < 0.96
 
 
 @given(Numbers)

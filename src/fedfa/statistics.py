@@ -35,6 +35,20 @@ class Summary:
     low: float | None = None
     high: float | None = None
 
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """Both ends of the mean's interval."""
+        return None if self.low is None or self.high is None else (self.low, self.high)
+
+    @property
+    def one_more(self) -> tuple[float, float] | None:
+        """Where one more value would fall, 19 times of 20: mean ± t·sd·√(1 + 1/n), a prediction interval. That is what
+        someone else's single run is to be compared with; the mean's interval is narrower, and closes with n."""
+        if self.sd is None:
+            return None
+        half = self.sd * math.sqrt(1 + 1 / self.n) * float(_student().ppf((1 + LEVEL) / 2, self.n - 1))
+        return self.mean - half, self.mean + half
+
 
 @dataclass(frozen=True)
 class Difference(Summary):

@@ -138,12 +138,24 @@ def test_results_by_hand() -> None:
     table = results(panel, "last")
     assert [column.title for column in table.columns] == [
         "method", "seeds", "amazon", "caltech", "dslr", "webcam", "mean", "sd", "95 % interval", "− fedavg",
-        "95 % interval", "p (Holm)", "paper", "− paper",
+        "95 % interval", "p (Holm)", "one run", "paper", "− paper",
     ]  # fmt: skip
     first, second = ([cell.text for cell in row] for row in table.rows)
-    assert first == ["fedavg", "2", *["55.0"] * 5, "7.1", "−8.5 to 118.5", "–", "–", "–", "78.5", "−23.5"]
+    assert first == [
+        "fedavg",
+        "2",
+        *["55.0"] * 5,
+        "7.1",
+        "−8.5 to 118.5",
+        "–",
+        "–",
+        "–",
+        "−55.0 to 165.0",
+        "78.5",
+        "−23.5",
+    ]
     assert second[:8] == ["fedfa", "2", *["70.0"] * 5, "14.1"] and second[9] == "+15.0"
-    assert second[12:] == ["83.1", "−13.1"]
+    assert second[13:] == ["83.1", "−13.1"]
     assert table.rows[1][6].marked and not table.rows[0][6].marked
     assert "last round" in table.caption and "paired by seed" in table.caption
 
@@ -180,6 +192,7 @@ def test_many_clients_have_no_columns() -> None:
         "mean",
         "sd",
         "95 % interval",
+        "one run",
         "paper",
         "− paper",
     ]

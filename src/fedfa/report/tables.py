@@ -140,7 +140,11 @@ def results(panel: Panel, rule: Rule) -> Table:
         ]
     papers = [printed(panel, series) for series in panel.series]
     if any(papers):
-        columns += [Column("paper", ("paper",)), Column("− paper", ("difference_to_paper",))]
+        columns += [
+            Column("one run", ("one_run_low", "one_run_high")),
+            Column("paper", ("paper",)),
+            Column("− paper", ("difference_to_paper",)),
+        ]
     rows = []
     for series, paper in zip(panel.series, papers, strict=True):
         summary = series.summary(rule, panel.primary)
@@ -149,12 +153,13 @@ def results(panel: Panel, rule: Rule) -> Table:
         row += [_metric(series.summary(rule, name)) for name in panel.shown_clients]
         if panel.held_out:
             row += [_metric(series.summary(rule, who)) for who in ("mean", "gap")]
-        row += [_metric(summary), _number(summary.sd if summary else None), _interval(summary)]
+        row += [_metric(summary), _number(summary.sd if summary else None)]
+        row.append(_interval(summary.interval if summary else None))
         if compared:
             one = compared.get(series)
             row += [
                 _metric(one.difference if one else None, sign=True),
-                _interval(one.difference if one else None, sign=True),
+                _interval(one.difference.interval if one else None, sign=True),
                 _p(one.holm if one else None),
             ]
         if any(papers):
@@ -169,6 +174,8 @@ def results(panel: Panel, rule: Rule) -> Table:
         caption += " Deviations, intervals and differences are of the mean over unseen clients."
     if compared:
         caption += f" Differences to {base.label} are paired by seed."
+    if any(papers):
+        caption += f" 'one run': where one more run of ours would fall ({100 * LEVEL:.0f} %)."
     return Table(f"results-{rule}", caption, columns, rows)
 
 
@@ -194,7 +201,7 @@ def differences(panel: Panel, rule: Rule) -> Table:
                     Cell(who, (who,)),
                     Cell(str(found.n), (found.n,)),
                     _metric(found, sign=True),
-                    _interval(found, sign=True),
+                    _interval(found.interval if found else None, sign=True),
                     _p(found.p),
                     _p(one.holm),
                 ]
@@ -269,10 +276,10 @@ def _number(value: float | None, digits: int = 1, sign: bool = False, scale: flo
     return Cell((signed if sign else fixed)(scale * value, digits), (scale * value,))
 
 
-def _interval(summary: Summary | None, sign: bool = False) -> Cell:
-    if summary is None or summary.low is None or summary.high is None:
+def _interval(bounds: tuple[float, float] | None, sign: bool = False) -> Cell:
+    if bounds is None:
         return Cell(NOTHING, (None, None))
-    low, high = 100 * summary.low, 100 * summary.high
+    low, high = 100 * bounds[0], 100 * bounds[1]
     show = signed if sign else fixed
     return Cell(f"{show(low)} to {show(high)}", (low, high))
 
@@ -314,11 +321,12 @@ def size(count: float | None) -> str:
 
 
 def _beside(paper: Printed | None, summary: Summary | None) -> list[Cell]:
-    """The paper's number, and ours minus it."""
+    """Where one more run of ours would fall, the paper's number, and ours minus it."""
+    one = _interval(summary.one_more if summary else None)
     if paper is None:
-        return [Cell(NOTHING, (None,))] * 2
+        return [one, *[Cell(NOTHING, (None,))] * 2]
     shift = None if summary is None else summary.mean - paper.average / 100
-    return [_number(paper.average, scale=1), _number(shift, sign=True)]
+    return [one, _number(paper.average, scale=1), _number(shift, sign=True)]
 
 
 def _mark_best(rows: list[list[Cell]], place: int) -> None:

@@ -57,20 +57,21 @@ def _scores(
     ]
     others = [other for other in RULES if other != rule]
     columns += [Column(SHORT[other], _keys(SHORT[other].replace(" ", "_"))) for other in others]
-    columns += [Column("paper", ("paper",))] if paper is not None else []
+    if paper is not None:
+        columns += [Column("one run", ("one_run_low", "one_run_high")), Column("paper", ("paper",))]
     lines = []
     for row in rows:
         series = row.series
         line = [text.Cell(series.name, (series.name,)), _count(series)]
         line += [_mean_sd(row.get(rule, client), bool(series.runs)) for client in shown]
         average = row.get(rule, AVERAGE)
-        line += [_mean_sd(average, False), _interval(average)]
+        line += [_mean_sd(average, False), _interval(average.interval if average else None)]
         if unseen:
             line += [_mean_sd(row.get(rule, key), False) for key in (SEEN, GAP)]
         line += _difference(row, series.name == first)
         line += [_mean_sd(row.get(other, AVERAGE), False) for other in others]
         if paper is not None:
-            line.append(_plain(paper.average(series.name)))
+            line += [_interval(average.one_more if average else None), _plain(paper.average(series.name))]
         lines.append(line)
     what = f"on clients that did not take part, one held out after the other ({SEEN}: the others)" if unseen else ""
     what = f", {what}" if what else f", mean over {many} clients" if many else ""
@@ -79,6 +80,10 @@ def _scores(
         f"seeds and {LEVEL_TEXT} interval of the mean, by the rule '{TITLES[rule]}'; differences to {first} are paired "
         "by seed, p-values by paired t-tests with Holm's correction."
     )
+    if paper is not None:
+        caption += (
+            f" 'one run': where one more run of ours would fall ({LEVEL_TEXT}); the paper's numbers are single runs."
+        )
     return text.Table(name, caption, columns, lines)
 
 
@@ -163,10 +168,10 @@ def _mean_sd(summary: Summary | None, silent: bool) -> text.Cell:
     return text.Cell(f"{100 * summary.mean:.1f}{spread}", (100 * summary.mean, sd))
 
 
-def _interval(summary: Summary | None, sign: bool = False) -> text.Cell:
-    if summary is None or summary.low is None or summary.high is None:
+def _interval(bounds: tuple[float, float] | None, sign: bool = False) -> text.Cell:
+    if bounds is None:
         return text.Cell(NOTHING, (None, None))
-    low, high = 100 * summary.low, 100 * summary.high
+    low, high = 100 * bounds[0], 100 * bounds[1]
     told = f"[{signed(low)}, {signed(high)}]" if sign else f"[{low:.1f}, {high:.1f}]".replace("-", "−")
     return text.Cell(told, (low, high))
 
@@ -178,7 +183,7 @@ def _difference(row: Row, is_reference: bool) -> list[text.Cell]:
     p = NOTHING if row.p is None else "<0.001" if row.p < 0.001 else f"{row.p:.3f}"
     return [
         text.Cell(signed(100 * found.mean), (100 * found.mean,)),
-        _interval(found, sign=True),
+        _interval(found.interval, sign=True),
         text.Cell(p, (found.p, row.p)),
     ]
 
