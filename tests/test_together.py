@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -13,6 +14,7 @@ import pytest
 
 import fedfa
 from fedfa import Run, UserError
+from fedfa.runs import held
 from fedfa.server import Record, Watcher
 from fedfa.together import run_together
 
@@ -108,6 +110,54 @@ def test_ctrl_c_ends_all_processes_with_checkpoints(
     before = [run.rounds for run in runs]
     time.sleep(1)
     assert [run.rounds for run in runs] == before  # nobody works on
+
+
+PLAYED = """
+import sys
+from pathlib import Path
+import fedfa
+from fedfa.server import Watcher
+from fedfa.together import run_together
+
+class Noting(Watcher):
+    def __init__(self, seed): self.seed = seed
+    def round_done(self, record): print("played", self.seed, flush=True)
+
+settings = {"rounds": 4, "device": "cpu", "split.fraction": 0.2}
+experiments = [fedfa.load("digit-sites", {**settings, "seed": seed}) for seed in range(4)]
+ended = list(run_together(experiments, root=Path(sys.argv[1]), watch=lambda experiment: Noting(experiment.seed)))
+assert all(run.done and run.rounds == 4 for _, run in ended), ended
+print("ended", len(ended), flush=True)
+"""
+
+
+def test_processes_share_the_runs_of_one_folder(tmp_path: Path) -> None:
+    """Each run is played by one of them, and each of them has all runs in the end."""
+    command = [sys.executable, "-c", PLAYED, str(tmp_path)]
+    told = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    out = [process.communicate(timeout=240) for process in told]
+    assert [process.returncode for process in told] == [0, 0], out
+    lines = [line for stdout, _ in out for line in stdout.splitlines()]
+    assert sorted(lines) == sorted(["ended 4"] * 2 + [f"played {seed}" for seed in range(4) for _ in range(4)])
+
+
+def test_a_run_that_another_process_gave_up_goes_on_here(tiny: dict[str, Any], tmp_path: Path) -> None:
+    experiment, others = fedfa.load(tiny), fedfa.load(tiny, {"seed": 1})
+    folder = tmp_path / experiment.title
+    folder.mkdir()
+    noted: list[str] = []
+
+    class Noting(Counting):
+        def noticed(self, line: str) -> None:
+            noted.append(line)
+            other.__exit__(None, None, None)  # that process ends
+
+    other = held(folder)
+    other.__enter__()
+    ended = list(run_together([experiment, others], root=tmp_path, watch=lambda _: Noting()))
+    assert [experiment.seed for experiment, _ in ended] == [1, 0]
+    assert all(isinstance(run, Run) and run.done for _, run in ended)
+    assert noted == ["waiting for one of these runs, which another process is at work on"]
 
 
 @pytest.mark.parametrize("at_once", [0, 2])

@@ -10,6 +10,10 @@ class UserError(Exception):
     line and exits with 2."""
 
 
+class Busy(UserError):
+    """Another process is at work on it."""
+
+
 def some(names: Sequence[str], most: int = 3) -> str:
     """The first few of the names, and how many more there are: for one line."""
     more = f" and {len(names) - most} more" if len(names) > most else ""

@@ -18,7 +18,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fedfa.errors import UserError
+from fedfa.errors import Busy, UserError
 from fedfa.experiment import Experiment, load
 from fedfa.files import locked, read_meta, read_tensors, write_tensors, write_text
 from fedfa.server import Record
@@ -60,11 +60,13 @@ class Run:
     @classmethod
     def create(cls, folder: Path, experiment: Experiment, facts: dict[str, Any]) -> Run:
         """A new run's folder, with `facts` beside its provenance. The config is written last: a folder that has one
-        is whole."""
+        is whole, and another process may have made it meanwhile."""
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            write_text(folder / "provenance.json", json.dumps({**provenance(), **facts}, indent=2) + "\n")
-            write_text(folder / "experiment.toml", experiment.toml())
+            with held(folder):
+                if not (folder / "experiment.toml").exists():
+                    write_text(folder / "provenance.json", json.dumps({**provenance(), **facts}, indent=2) + "\n")
+                    write_text(folder / "experiment.toml", experiment.toml())
         except OSError as error:
             raise UserError(f"cannot write to {folder}: {error.strerror}") from None
         return cls(folder)
@@ -225,8 +227,14 @@ def held(folder: Path) -> Iterator[None]:
     """Hold a run's folder for this process while it is worked on; an error where another one does."""
     with locked(folder) as ours:
         if not ours:
-            raise UserError(f"another process is at work on {folder}")
+            raise Busy(f"another process is at work on {folder}")
         yield
+
+
+def is_free(folder: Path) -> bool:
+    """Whether no process is at work on a run's folder."""
+    with locked(folder) as ours:
+        return ours
 
 
 def clear(folder: Path) -> None:

@@ -253,6 +253,9 @@ def play(run: Run, watcher: Watcher | None = None, parts: Parts | None = None, e
     memory = Memory(run.folder / "memory")
     threads = torch.get_num_threads()
     with held(run.folder), arithmetic(config.precision), ExitStack() as ending:
+        run = find_run(run.folder)  # as it is now: another process may have been at work on it
+        if run.done:
+            return run
         if engine is None:
             engine = built = build_engine_of(run, parts, memory, device, watcher)
             ending.callback(built.close)

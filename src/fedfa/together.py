@@ -12,13 +12,15 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from fedfa.errors import UserError
+from fedfa.errors import Busy, UserError
 from fedfa.experiment import Experiment
-from fedfa.runs import Run, find_run
+from fedfa.runs import Run, find_run, is_free
 from fedfa.server import Record, Watcher
 
 Outcome = tuple[Experiment, Run | UserError]
 Watch = Callable[[Experiment], Watcher]
+PAUSE = 1.0
+"""Seconds between looks at runs that another process plays."""
 PATIENCE = 60.0
 """Seconds that worker processes have for a last checkpoint after Ctrl-C."""
 
@@ -33,13 +35,39 @@ def run_together(
     come one after another in this process, or, with more than one at once, have a process each with one thread. With
     `apart` every run has a process of its own in any case, so that its peak memory is its own. Ctrl-C stops all of
     them, each with a checkpoint of its last complete round.
+
+    Several processes may do the same at once, each on a GPU of its own, say: a run that another one is at work on is
+    left to it, and waited for at the end; if that one stops, the run goes on here.
     """
-    waiting = []
+    missing: list[Experiment] = []
     for experiment in experiments:
         if (run := complete(root / experiment.title)) is not None:
             yield experiment, run
         else:
-            waiting.append(experiment)
+            missing.append(experiment)
+    elsewhere: list[Experiment] = []
+    while missing or elsewhere:
+        for experiment, outcome in _played(missing, root, watch, at_once, apart):
+            if isinstance(outcome, Busy):
+                elsewhere.append(experiment)
+            else:
+                yield experiment, outcome
+        missing = []
+        for experiment in elsewhere.copy():
+            if (run := complete(root / experiment.title)) is not None:
+                yield experiment, run
+            elif is_free(root / experiment.title):
+                missing.append(experiment)  # that process has stopped
+            else:
+                continue
+            elsewhere.remove(experiment)
+        if elsewhere and not missing:
+            many = "one" if len(elsewhere) == 1 else str(len(elsewhere))
+            watch(elsewhere[0]).noticed(f"waiting for {many} of these runs, which another process is at work on")
+            time.sleep(PAUSE)
+
+
+def _played(waiting: Sequence[Experiment], root: Path, watch: Watch, at_once: int, apart: bool) -> Iterator[Outcome]:
     on_gpu = [] if apart or at_once == 1 else [experiment for experiment in waiting if _captured(experiment)]
     if on_gpu:
         from fedfa.sharing import share_gpu
@@ -113,7 +141,7 @@ def _work(experiment: Experiment, root: Path, pipe: Connection, threads: int) ->
         outcome = _outcome(alone, root, _Teller(pipe))
     except (KeyboardInterrupt, BrokenPipeError):  # stopped, or the first process is gone: the checkpoint is written
         os._exit(130)
-    pipe.send(("ended", str(outcome) if isinstance(outcome, UserError) else None))
+    pipe.send(("ended", outcome if isinstance(outcome, UserError) else None))
 
 
 def _hear_interrupts(hear: bool) -> None:
@@ -134,11 +162,11 @@ def _in_processes(waiting: Sequence[Experiment], root: Path, watch: Watch, at_on
             for ready in wait(list(working)):
                 assert isinstance(ready, Connection)
                 experiment, process, watcher = working[ready]
-                ended = _hear(ready, watcher, process)
-                if ended is not None:
+                ended, error = _hear(ready, watcher, process)
+                if ended:
                     del working[ready]
                     process.join()
-                    yield experiment, UserError(ended) if ended else find_run(root / experiment.title)
+                    yield experiment, error or find_run(root / experiment.title)
     finally:
         _stop([process for _, process, _ in working.values()])
 
@@ -156,19 +184,18 @@ def _start(experiment: Experiment, root: Path, threads: int) -> tuple[Connection
     return ours, process
 
 
-def _hear(pipe: Connection, watcher: Watcher, process: BaseProcess) -> str | None:
-    """Take one message from a worker. None while it goes on; '' when its run is complete; else why it is not."""
+def _hear(pipe: Connection, watcher: Watcher, process: BaseProcess) -> tuple[bool, UserError | None]:
+    """Take one message from a worker. Whether that was its last, and if so, why its run is not complete."""
     try:
         what, *rest = pipe.recv()
     except EOFError:  # it is gone without a word: killed, or a bug that it has printed
         process.join()
-        return f"its process ended with exit code {process.exitcode}"
+        return True, UserError(f"its process ended with exit code {process.exitcode}")
     if what == "ended":
-        reason: str | None = rest[0]
-        return reason or ""
+        return True, rest[0]
     given: list[Any] = [find_run(rest[0]), rest[1]] if what == "run_started" else rest
     getattr(watcher, what)(*given)
-    return None
+    return False, None
 
 
 def _stop(processes: Sequence[BaseProcess]) -> None:
