@@ -86,6 +86,11 @@ def test_the_same_table_from_summaries_alone(whole: Path, tmp_path: Path) -> Non
     assert str(whole) not in first.read_text()
 
 
+def test_the_caption_names_what_changes_numbers_and_nothing_else(whole: Path, tmp_path: Path) -> None:
+    made = fedfa("digit-sites", *SMALL, "trackers=[]", "lanes=3", "--table-only", "--from", whole, "-o", tmp_path)
+    assert "3 rounds, with split.fraction=0.2: test accuracy" in " ".join(made.split())
+
+
 def test_missing_runs_are_shown_as_missing(whole: Path, tmp_path: Path) -> None:
     words = ["digit-sites", "--seeds", "3", *SMALL[2:], "--table-only", "--from", whole / "summaries", "-o", tmp_path]
     told = fedfa(*words)

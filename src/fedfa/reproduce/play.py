@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedfa.errors import UserError, some
-from fedfa.experiment import Experiment
+from fedfa.experiment import COSMETIC, Experiment
 from fedfa.report.console import console
 from fedfa.reproduce.pictures import draw
 from fedfa.reproduce.progress import Overall
@@ -216,7 +216,8 @@ def _make(results: Results, table: Table, cells: Sequence[Cell], choice: Choice,
     told = f", variant {variant!r} ({table.variants[variant].why})" if variant else ""
     told += ", tuned on validation data" if choice.tuned is not None else ""
     told += f", {cells[0].experiment.rounds} rounds"
-    changed = {key: value for key, value in choice.overrides.items() if key not in ("rounds", "source.path", *MACHINE)}
+    quiet = {"rounds", "source.path", *MACHINE, *COSMETIC}
+    changed = {key: value for key, value in choice.overrides.items() if key not in quiet}
     told += f", with {', '.join(f'{key}={value}' for key, value in changed.items())}" if changed else ""
     made = tables(results, told)
     notes = _notes(results, table)
