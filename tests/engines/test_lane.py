@@ -1,0 +1,61 @@
+"""Which steps a lane captures and replays, decided without a GPU; what is captured is tested in test_captured.py."""
+
+from __future__ import annotations
+
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from fedfa.engines.lane import MOST_SIZES, OFTEN, STRETCH, Lane
+
+
+def lane(*captured: tuple[int, int]) -> Any:
+    """A lane with some graphs, that notes what it does."""
+    made = object.__new__(Lane)
+    made.done = []
+    made._seen = Counter()
+    made._graphs = {
+        pair: SimpleNamespace(replay=lambda pair=pair: made.done.append(pair))  # type: ignore[misc]  # its default
+        for pair in captured
+    }
+    made._step = lambda client, algorithm, size: made.done.append((size, 0))
+    return made
+
+
+def test_a_size_is_captured_when_it_has_come_often() -> None:
+    own = lane()
+    for _ in range(OFTEN - 1):
+        assert own.missing([7]) == []
+    assert own.missing([7]) == [(7, 1)]
+
+
+def test_a_stretch_is_captured_where_there_is_one() -> None:
+    assert lane().missing([10] * STRETCH + [3]) == [(10, 1), (10, STRETCH)]
+    assert lane().missing(([10] * (STRETCH - 1) + [3]) * 2) == [(10, 1)]  # often, but not in a row
+    assert lane((10, 1)).missing([10] * STRETCH) == [(10, STRETCH)]  # another client's batches were fewer
+    assert lane((10, 1), (10, STRETCH)).missing([10] * 50) == []
+
+
+def test_no_more_sizes_than_there_is_room_for() -> None:
+    sizes = [size for size in range(1, MOST_SIZES + 4) for _ in range(OFTEN)]
+    known = {size for size, _ in lane().missing(sizes)}
+    assert len(known) == MOST_SIZES
+    full = lane(*((size, 1) for size in range(100, 100 + MOST_SIZES)))
+    assert full.missing([5] * OFTEN) == []
+
+
+@pytest.mark.parametrize(
+    ("captured", "wanted"),
+    [
+        ([(10, 1), (10, STRETCH)], [(10, STRETCH)] * 2 + [(10, 1)] + [(3, 0)]),
+        ([(10, 1)], [(10, 1)] * (2 * STRETCH + 1) + [(3, 0)]),
+        ([(3, 1)], [(10, 0)] * (2 * STRETCH + 1) + [(3, 1)]),
+    ],
+)
+def test_every_step_is_taken_once_and_in_order(captured: list[tuple[int, int]], wanted: list[tuple[int, int]]) -> None:
+    own, client = lane(*captured), SimpleNamespace(steps=0)
+    own.play(client, None, [10] * (2 * STRETCH + 1) + [3])
+    assert own.done == wanted
+    assert client.steps == 2 * STRETCH + 2
