@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from fedfa.engines.captured import Captured
 from fedfa.engines.lane import MOST_SIZES, OFTEN, STRETCH, Lane
 
 
@@ -59,3 +60,17 @@ def test_every_step_is_taken_once_and_in_order(captured: list[tuple[int, int]], 
     own.play(client, None, [10] * (2 * STRETCH + 1) + [3])
     assert own.done == wanted
     assert client.steps == 2 * STRETCH + 2
+
+
+def test_the_freest_lanes_come_first() -> None:
+    """Eight clients in three lanes, the largest first, the lane that has got least taking the next: where the wave is
+    not full, too."""
+    engine = object.__new__(Captured)
+    engine._lanes, engine._most = [lane() for _ in range(3)], 3
+    given: Counter[Lane] = Counter()
+    sizes = [90, 80, 50, 45, 40, 30, 20, 10]
+    while sizes:
+        for own in engine._freest(len(sizes), given):
+            given[own] += sizes.pop(0)
+    assert sorted(given.values()) == [115, 120, 130]
+    assert [given[own] for own in engine._lanes] == [90 + 30 + 10, 80 + 40, 50 + 45 + 20]

@@ -126,7 +126,7 @@ class Captured(Sequential):
         """Start the first of the waiting clients, one in each lane. They come the largest first, so the lane that has
         got least takes the next: all end at about the same time."""
         self._waves += 1
-        lanes = sorted(self._at_most(len(waiting)), key=lambda lane: given[lane])
+        lanes = self._freest(len(waiting), given)
         clients = [self._client(name, broadcast, lane) for name, lane in zip(waiting, lanes, strict=False)]
         parts = [self._parts(client) for client in clients]
         lengths = [sum(map(len, own)) for own in parts]
@@ -160,7 +160,8 @@ class Captured(Sequential):
             mean = torch.tensor(loss / max(sent.samples, 1))
             yield self._sent(sent.client, replace(sent.update, loss=mean, sound=bool(good)), broadcast)
 
-    def _at_most(self, clients: int) -> list[Lane]:
+    def _freest(self, clients: int, given: Counter[Lane]) -> list[Lane]:
+        """A lane for each of so many clients, or all that there can be: those that have got least, least first."""
         while len(self._lanes) < min(clients, self._most):
             try:
                 model = copy.deepcopy(self.slot.model)
@@ -169,7 +170,7 @@ class Captured(Sequential):
                 self._lanes.append(lane)
             except torch.OutOfMemoryError:
                 self._fewer(len(self._lanes))
-        return self._lanes[:clients]
+        return sorted(self._lanes, key=lambda lane: given[lane])[:clients]
 
     def _receive(self, broadcast: Broadcast) -> None:
         """Copy what the server sent to where captured steps look for it."""
