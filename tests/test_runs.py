@@ -112,6 +112,11 @@ def test_provenance_names_the_commit(play: Play) -> None:
     assert (commit or "").removesuffix("+") == git.stdout.strip()
 
 
+def test_a_copy_of_the_code_is_told_its_commit(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDFA_COMMIT", "abc123")
+    assert play(rounds=1).provenance["commit"] == "abc123"
+
+
 # The same call again
 
 
