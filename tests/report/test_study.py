@@ -11,11 +11,11 @@ import pytest
 from studies import CLIENTS, entry, study
 
 from fedfa import Run, UserError
-from fedfa.report.beside import Printed, printed
+from fedfa.report.beside import Printed, printed, single_runs
 from fedfa.report.payload import LEVELS, POINTS, payload, thinned
 from fedfa.report.study import Study, collect
 from fedfa.reproduce.summary import summary_of, write_summary
-from fedfa.statistics import summarise
+from fedfa.statistics import Summary, summarise
 
 HandMade = Callable[..., Run]
 
@@ -242,3 +242,18 @@ def test_traces_are_bytes_and_quantiles(play: Callable[..., Run]) -> None:
     )
     federation = panel["federation"]
     assert federation["clients"] == ["north", "south", "west"] and federation["labels"]["train"][0] == [5, 5, 4]
+
+
+def test_single_runs_of_the_paper_are_judged_by_where_one_more_would_fall() -> None:
+    ours = summarise([0.80, 0.82, 0.84])  # 82 ± 4.303·2·√(4/3) = 72.1 to 91.9
+    found: dict[str, tuple[float | None, Summary | None]] = {
+        "inside": (72.2, ours),
+        "none of the paper's": (None, ours),
+        "one run of ours": (10.0, summarise([0.8])),
+        "none of ours": (10.0, None),
+    }
+    told = "The paper's single runs are where one more run of ours would fall"
+    assert single_runs(found) == f"{told}."
+    assert single_runs({**found, "below": (72.0, ours)}) == f"{told} except that of below."
+    assert single_runs({"below": (72.0, ours), "above": (92.0, ours)}) == f"{told} except those of below, above."
+    assert single_runs({"none of ours": (10.0, None)}) == ""

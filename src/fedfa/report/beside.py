@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
 from fedfa.paper import tables
 from fedfa.report.study import Panel, Series
+from fedfa.statistics import Summary
 
 BENCHMARKS = {"office_caltech10": "office", "domainnet": "domainnet", "prostate": "prostate"}
 METHODS = {
@@ -26,6 +28,21 @@ class Printed:
     clients: dict[str, float]
     unseen: bool = False
     """Whether the average is over clients that were held out."""
+
+
+def single_runs(found: Mapping[str, tuple[float | None, Summary | None]]) -> str:
+    """A sentence on which of the paper's numbers, in per cent, are not where one more run of ours would fall; none
+    where there is nothing to say."""
+    known = {
+        name: (number / 100, bounds)
+        for name, (number, ours) in found.items()
+        if number is not None and ours is not None and (bounds := ours.one_more) is not None
+    }
+    outside = [name for name, (number, (low, high)) in known.items() if not low <= number <= high]
+    if not known:
+        return ""
+    but = f" except {'that' if len(outside) == 1 else 'those'} of {', '.join(outside)}" if outside else ""
+    return f"The paper's single runs are where one more run of ours would fall{but}."
 
 
 def printed(panel: Panel, series: Series) -> Printed | None:

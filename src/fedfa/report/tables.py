@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedfa.report.beside import Printed, printed
+from fedfa.report.beside import Printed, printed, single_runs
 from fedfa.report.markup import Markup, tag
 from fedfa.report.study import Panel, Series, mean
 from fedfa.statistics import LEVEL, TITLES, Rule, Summary
@@ -176,6 +176,10 @@ def results(panel: Panel, rule: Rule) -> Table:
         caption += f" Differences to {base.label} are paired by seed."
     if any(papers):
         caption += f" 'one run': where one more run of ours would fall ({100 * LEVEL:.0f} %)."
+        ours = {series.label: series.summary(rule, panel.primary) for series in panel.series}
+        beside = zip(ours.items(), papers, strict=True)
+        told = single_runs({name: (paper.average if paper else None, summary) for (name, summary), paper in beside})
+        caption += f" {told}" if told else ""
     return Table(f"results-{rule}", caption, columns, rows)
 
 

@@ -10,11 +10,12 @@ from typing import Any
 
 from fedfa.errors import UserError, some
 from fedfa.experiment import COSMETIC, Experiment
+from fedfa.report.beside import single_runs
 from fedfa.report.console import console
 from fedfa.reproduce.pictures import draw
 from fedfa.reproduce.progress import Overall
 from fedfa.reproduce.render import curves_csv, show, tables, write_files
-from fedfa.reproduce.results import Results, gather
+from fedfa.reproduce.results import AVERAGE, Results, gather
 from fedfa.reproduce.summary import MACHINE, RunSummary, find_summaries, identity, summary_of, write_summary
 from fedfa.reproduce.table import (
     Cell,
@@ -236,6 +237,11 @@ def _make(results: Results, table: Table, cells: Sequence[Cell], choice: Choice,
 def _notes(results: Results, table: Table) -> list[str]:
     """What stands below the table."""
     notes = list(table.notes)
+    for group, rows in results.groups.items():
+        if (paper := table.paper_of(group)) is not None and table.kind != "cost":
+            beside = {row.series.name: (paper.average(row.series.name), row.get(results.rule, AVERAGE)) for row in rows}
+            told = single_runs(beside)
+            notes += [f"{group}: {told}" if group else told] if told else []
     missing = results.missing
     if missing:
         wanted = sum(len(series.cells) for series in results.series)
