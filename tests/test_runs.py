@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 import subprocess
@@ -418,6 +419,17 @@ def test_a_lock_ends_with_its_block(tmp_path: Path) -> None:
         assert first and not second
     with locked(tmp_path) as third:
         assert third
+
+
+def test_a_file_system_without_locks_keeps_nobody_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fcntl = pytest.importorskip("fcntl")
+
+    def refuse(*_: Any) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with locked(tmp_path) as ours:
+        assert ours
 
 
 # Files

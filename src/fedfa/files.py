@@ -40,12 +40,14 @@ def locked(folder: Path) -> Iterator[bool]:
         yield True
         return
     with open(folder / ".lock", "w") as file:
+        ours = True
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            yield False
-        else:
-            yield True
+        except BlockingIOError:
+            ours = False
+        except OSError:  # a file system that knows no locks
+            pass
+        yield ours
 
 
 def write_text(path: Path, text: str) -> None:
