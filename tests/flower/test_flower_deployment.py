@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -117,6 +118,13 @@ def supernode(federation: Federation, name: str) -> int:
     return int(next(line for line in children.splitlines() if "flower-supernode" in line).split()[0])
 
 
+def descendants(process: int) -> list[int]:
+    """A process and all that it has started, it first."""
+    files = Path(f"/proc/{process}/task").glob("*/children")
+    children = [int(child) for file in files for child in file.read_text().split()]
+    return [process, *(one for child in children for one in descendants(child))]
+
+
 def same(one: Run, other: Run) -> bool:
     """The same numbers, whatever the folders of images are called."""
     (mine, best), (theirs, other_best) = one.latest(), other.latest()  # type: ignore[misc]  # both have checkpoints, or it fails here
@@ -145,7 +153,9 @@ def test_the_server_is_killed_and_the_run_goes_on_to_the_bits_of_the_sequential_
 
     first = federation.begin()
     until(lambda: federation.recorded(1), federation)
-    os.killpg(federation.processes["server"], signal.SIGKILL)
+    for process in descendants(federation.processes["server"]):  # its app too, which else may wait for the next server
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
     first.wait(timeout=PATIENCE)
     assert federation.run().rounds < EXPERIMENT["rounds"] and not federation.run().done
     federation.start_server()
