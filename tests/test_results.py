@@ -37,6 +37,7 @@ FUSION = "FedAvg,direct fusion,total,FedFA, kept,FedFA, released"
         ("digits-variants", ["digits-variants"], ["digits-variants"]),
         ("digits-fusion", ["digits-fusion"], ["digits-variants", "digits-fusion"]),
         ("digits-augmentations", ["digits-augmentations"], ["digits-variants", "digits-augmentations"]),
+        ("digits-alpha-p", ["digits-alpha-p"], ["digits-variants", "digits-alpha-p"]),
         ("digits-unseen", ["digits-unseen"], ["digits-unseen"]),
         ("mnist-writers", ["mnist-writers", "--seeds", "3", "--only", WRITERS], ["mnist-writers"]),
     ],
@@ -65,8 +66,9 @@ def test_pages_quote_the_tables() -> None:
         row = cells("office-main-plain")[name]
         assert f"| {' | '.join([*row[:11], *row[-2:]])} |" in page
         assert f"| {' | '.join([*row[:2], *row[6:11], *row[-2:]])} |" in front
-    for row in (row for kind in ("variants", "fusion", "augmentations") for row in cells(f"digits-{kind}").values()):
-        assert f"| {' | '.join(row[:10])} |" in page
+    for kind in ("variants", "fusion", "augmentations", "alpha-p"):
+        for row in cells(f"digits-{kind}").values():
+            assert f"| {' | '.join(row[:10])} |" in page
     for row in cells("digits-unseen").values():
         assert f"| {' | '.join(row[:12])} |" in page
     for row in (*cells("office-variants-plain").values(), *cells("office-fusion-plain").values()):
