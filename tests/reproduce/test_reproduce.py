@@ -176,6 +176,7 @@ def test_costs_are_measured_in_processes_of_their_own(tmp_path: Path) -> None:
         (["domainnet-main", "--data", "."], "domainnet-main needs DomainNet; a stand-in, as an experiment of its own"),
         (["digit-sites", "--rule", "median"], "--rule is last, last20, best, not 'median'"),
         (["digit-sites", "--only", "fedsomething"], "digit-sites has no row 'fedsomething'"),
+        (["office-fusion", "--only", "FedFA, kep"], "office-fusion has no row 'kep'"),  # before it asks for data
         (["digit-sites", "rouns=3"], "unknown key 'rouns'"),
         (["digit-sites", "--table-only", "--from", "nowhere"], "there is no folder nowhere"),
         (["digit-sites", "--tuned", "nowhere.toml"], "no file nowhere.toml"),

@@ -70,7 +70,8 @@ def reproduce(name: str, overrides: dict[str, Any], wish: Wish) -> Results:
     table = find_table(name)
     rule = _rule(wish.rule, table.rule)
     only = split_names(wish.only)
-    tuned = None if wish.tuned is None else read_tuned(wish.tuned, table, wish.variant, chosen_rows(table, only))
+    rows = chosen_rows(table, only)
+    tuned = None if wish.tuned is None else read_tuned(wish.tuned, table, wish.variant, rows)
     where = {} if wish.table_only else find_data(table, wish.data)
     rounds = {} if wish.rounds is None else {"rounds": wish.rounds}
     choice = Choice(wish.seeds, only, wish.variant, {**where, **rounds, **overrides}, tuned)
