@@ -239,23 +239,22 @@ def plugins(config: Experiment) -> dict[str, str]:
 def play(run: Run, watcher: Watcher | None = None, parts: Parts | None = None, engine: Engine | None = None) -> Run:
     """Play a run's rounds from its last checkpoint, or from the start, to the end, with an engine of this machine
     unless another one is given."""
-    config = run.experiment
     watcher = watcher or Watcher()
     if engine is None and run.provenance.get("engine") == "flower":
         raise UserError(f"{run.folder} is a run of a real federation: start its app again with flwr run")
     device = find_device(run.provenance["device"])
-    parts = parts or Parts.build(config)
-    if run.provenance.get("division") not in (None, parts.federation.division()):
-        raise UserError(
-            f"{run.folder} was started with other data or splits than {parts.federation.name} has now: "
-            "put them back, or start anew with --force"
-        )
-    memory = Memory(run.folder / "memory")
-    threads = torch.get_num_threads()
-    with held(run.folder), arithmetic(config.precision), ExitStack() as ending:
+    config, threads = run.experiment, torch.get_num_threads()
+    with held(run.folder), arithmetic(config.precision), ExitStack() as ending:  # first: who has to wait does no work
         run = find_run(run.folder)  # as it is now: another process may have been at work on it
         if run.done:
             return run
+        parts = parts or Parts.build(config)
+        if run.provenance.get("division") not in (None, parts.federation.division()):
+            raise UserError(
+                f"{run.folder} was started with other data or splits than {parts.federation.name} has now: "
+                "put them back, or start anew with --force"
+            )
+        memory = Memory(run.folder / "memory")
         if engine is None:
             engine = built = build_engine_of(run, parts, memory, device, watcher)
             ending.callback(built.close)

@@ -46,7 +46,7 @@ class Summary:
         someone else's single run is to be compared with; the mean's interval is narrower, and closes with n."""
         if self.sd is None:
             return None
-        half = self.sd * math.sqrt(1 + 1 / self.n) * float(_student().ppf((1 + LEVEL) / 2, self.n - 1))
+        half = _quantile(self.n) * self.sd * math.sqrt(1 + 1 / self.n)
         return self.mean - half, self.mean + half
 
 
@@ -66,8 +66,13 @@ def summarise(values: Iterable[float]) -> Summary:
     mean, sd = _moments(numbers)
     if sd is None:
         return Summary(1, mean)
-    half = sd / math.sqrt(len(numbers)) * _student().ppf((1 + LEVEL) / 2, len(numbers) - 1)
+    half = _quantile(len(numbers)) * sd / math.sqrt(len(numbers))
     return Summary(len(numbers), mean, sd, mean - half, mean + half)
+
+
+def _quantile(n: int) -> float:
+    """Student's t that n values stay below, to either side, at our level."""
+    return float(_student().ppf((1 + LEVEL) / 2, n - 1))
 
 
 def paired(a: Mapping[int, float], b: Mapping[int, float]) -> Difference | None:

@@ -161,10 +161,11 @@ class Lane:
         for size, length in _stretches(sizes):
             longest[size] = max(length, longest.get(size, 0))
         known = {size for size, _ in self._graphs}
-        often = [size for size in longest if self._seen[size] >= OFTEN]
-        new = [size for size in often if size not in known][: MOST_SIZES - len(known)]
-        stretched = [size for size in often if longest[size] >= STRETCH and (size in known or size in new)]
-        wanted = [(size, 1) for size in new] + [(size, STRETCH) for size in stretched]
+        wanted = []
+        for size, length in longest.items():
+            if self._seen[size] >= OFTEN and (size in known or len(known) < MOST_SIZES):
+                known.add(size)
+                wanted += [(size, steps) for steps in (1, STRETCH) if length >= steps]
         return [pair for pair in wanted if pair not in self._graphs]
 
     def capture(self, client: Client, algorithm: Algorithm, size: int, steps: int) -> None:

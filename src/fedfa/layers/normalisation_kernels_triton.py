@@ -38,6 +38,15 @@ def _tile(rows, channels, block_r: tl.constexpr, block_c: tl.constexpr):
     return c, inside, r * channels + c, (r < rows) & inside
 
 
+@triton.jit
+def _few(parts_made, channels, block_p: tl.constexpr, block_c: tl.constexpr):
+    """Of a small kernel: a program's channels, which of them there are, all parts, and which of those there are."""
+    c = (tl.program_id(0) * block_c + tl.arange(0, block_c))[None, :]
+    inside = c < channels
+    i = tl.arange(0, block_p)[:, None]
+    return c, inside, i, (i < parts_made) & inside
+
+
 @triton.jit(do_not_specialize=SHARED)
 def moments(x, parts, rows, channels, chunk, early: tl.constexpr, block_r: tl.constexpr, block_c: tl.constexpr):
     """Mean and sum of squared deviations of every channel over a chunk of rows, into `parts` (chunks, 2, C). Values are
@@ -79,10 +88,7 @@ def finish(
     """From `parts` to `table` (3, C): mean, 1/std, and weight/std. Moves the running statistics too."""
     let_follow(early)
     wait(early)
-    c = (tl.program_id(0) * block_c + tl.arange(0, block_c))[None, :]
-    inside = c < channels
-    i = tl.arange(0, block_p)[:, None]
-    mask = (i < parts_made) & inside
+    c, inside, i, mask = _few(parts_made, channels, block_p, block_c)
     own = tl.load(parts + i * 2 * channels + c, mask=mask, other=0)
     square = tl.load(parts + i * 2 * channels + channels + c, mask=mask, other=0)
     count = tl.where(mask, tl.minimum(rows - i * chunk, chunk), 0) * 1.0
@@ -184,10 +190,7 @@ def finish_sums(
     rows pull at each of them, outright and by its deviation."""
     let_follow(early)
     wait(early)
-    c = (tl.program_id(0) * block_c + tl.arange(0, block_c))[None, :]
-    inside = c < channels
-    i = tl.arange(0, block_p)[:, None]
-    mask = (i < parts_made) & inside
+    c, inside, i, mask = _few(parts_made, channels, block_p, block_c)
     outer = tl.sum(tl.load(parts + i * 2 * channels + c, mask=mask, other=0), 0, keep_dims=True)
     inner = tl.sum(tl.load(parts + i * 2 * channels + channels + c, mask=mask, other=0), 0, keep_dims=True)
     inverse = tl.load(table + channels + c, mask=inside, other=0)
@@ -262,10 +265,7 @@ def second_finish(
     `pull` (3, C) has the gradients with respect to those of weight and bias."""
     let_follow(early)
     wait(early)
-    c = (tl.program_id(0) * block_c + tl.arange(0, block_c))[None, :]
-    inside = c < channels
-    i = tl.arange(0, block_p)[:, None]
-    mask = (i < parts_made) & inside
+    c, inside, i, mask = _few(parts_made, channels, block_p, block_c)
     g = _summed(parts, i, c, mask, channels, 0) / rows
     h = _summed(parts, i, c, mask, channels, 2) / rows
     inverse = tl.load(table + channels + c, mask=inside, other=0)

@@ -145,9 +145,10 @@ def results(panel: Panel, rule: Rule) -> Table:
             Column("paper", ("paper",)),
             Column("− paper", ("difference_to_paper",)),
         ]
-    rows = []
+    rows, beside = [], {}
     for series, paper in zip(panel.series, papers, strict=True):
         summary = series.summary(rule, panel.primary)
+        beside[series.label] = (paper.average if paper else None), summary
         seeds = summary.n if summary else 0
         row = [Cell(_name(series), (series.label,)), Cell(str(seeds), (seeds,))]
         row += [_metric(series.summary(rule, name)) for name in panel.shown_clients]
@@ -176,9 +177,7 @@ def results(panel: Panel, rule: Rule) -> Table:
         caption += f" Differences to {base.label} are paired by seed."
     if any(papers):
         caption += f" 'one run': where one more run of ours would fall ({100 * LEVEL:.0f} %)."
-        ours = {series.label: series.summary(rule, panel.primary) for series in panel.series}
-        beside = zip(ours.items(), papers, strict=True)
-        told = single_runs({name: (paper.average if paper else None, summary) for (name, summary), paper in beside})
+        told = single_runs(beside)
         caption += f" {told}" if told else ""
     return Table(f"results-{rule}", caption, columns, rows)
 
@@ -205,7 +204,7 @@ def differences(panel: Panel, rule: Rule) -> Table:
                     Cell(who, (who,)),
                     Cell(str(found.n), (found.n,)),
                     _metric(found, sign=True),
-                    _interval(found.interval if found else None, sign=True),
+                    _interval(found.interval, sign=True),
                     _p(found.p),
                     _p(one.holm),
                 ]
