@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 from fedfa import Run
 from fedfa.cli import app
+from fedfa.report.figures import draw_convergence
 from fedfa.report.markup import Markup, joined, json_block, tag
 from fedfa.report.page import page
 from fedfa.report.tables import Cell, Column, Table, costs, differences, in_latex, results, signed, size
@@ -182,6 +183,19 @@ def test_methods_are_compared_by_unseen_clients_where_there_are_any() -> None:
     text = Elements(page(study(*runs))).text
     assert "fedfa has the highest mean, 58.0 %" in text and "of test accuracy on unseen clients, last round" in text
     assert "of the mean over unseen clients" in results(panel, "last").caption
+
+
+@pytest.mark.parametrize("methods", [2, 12])
+def test_names_of_many_curves_stand_beside_them(methods: int) -> None:
+    pytest.importorskip("matplotlib")
+    runs = [entry(scores(0.5, 0.6), algorithm={"name": "fedprox", "mu": number / 100}) for number in range(methods)]
+    (panel,) = study(*runs).panels
+    figure = draw_convergence(panel, "last")
+    figure.draw_without_rendering()
+    (axes,) = figure.axes
+    names = axes.get_legend() or figure.legends[0]
+    assert len(names.get_texts()) == methods
+    assert names.get_window_extent().overlaps(axes.get_window_extent()) == (methods == 2)
 
 
 def test_many_clients_have_no_columns() -> None:

@@ -90,12 +90,16 @@ def _bars(axes: Axes, comparison: Comparison) -> None:
 
 # For a paper
 
+INSIDE = 5
+"""Curves whose names stand among them; those of more stand beside them, where they cover none."""
+
 
 def draw_convergence(panel: Panel, rule: Rule) -> Figure:
     """Test metric by round: means over seeds, with 95 % intervals."""
     from matplotlib.ticker import MaxNLocator
 
-    figure, axes = _column(2.6)
+    many = len(panel.series) > INSIDE
+    figure, axes = _column(2.6, 5 if many else 3.4)
     for place, series in enumerate(panel.series):
         curve = _band(series, panel.primary)
         if curve is None:
@@ -108,7 +112,10 @@ def draw_convergence(panel: Panel, rule: Rule) -> Figure:
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set(xlabel="round", ylabel=f"test {panel.metric}, %")
     axes.grid(axis="y", alpha=0.3)
-    axes.legend(fontsize=7)
+    if many:
+        figure.legend(fontsize=7, loc="outside right center")
+    else:
+        axes.legend(fontsize=7)
     return figure
 
 
