@@ -46,7 +46,7 @@ class Summary:
         someone else's single run is to be compared with; the mean's interval is narrower, and closes with n."""
         if self.sd is None:
             return None
-        half = _quantile(self.n) * self.sd * math.sqrt(1 + 1 / self.n)
+        half = self.sd * math.sqrt(1 + 1 / self.n) * _quantile(self.n)
         return self.mean - half, self.mean + half
 
 
@@ -66,7 +66,7 @@ def summarise(values: Iterable[float]) -> Summary:
     mean, sd = _moments(numbers)
     if sd is None:
         return Summary(1, mean)
-    half = _quantile(len(numbers)) * sd / math.sqrt(len(numbers))
+    half = sd / math.sqrt(len(numbers)) * _quantile(len(numbers))
     return Summary(len(numbers), mean, sd, mean - half, mean + half)
 
 
