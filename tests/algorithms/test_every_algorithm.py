@@ -3,14 +3,18 @@ counted twice when a client is refused, or when a weight has two names."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedfa.data.federation import ClientIndex
+from fedfa.engines import client as loop
 from fedfa.engines.client import Local
 from playing import SIZES, algorithm, play, poisoned, uneven
 
@@ -73,9 +77,9 @@ class Counted(nn.Module):
         return x * self.scale.view(-1, 1, 1)
 
 
-def network(name: str) -> nn.Module:
+def network(name: str, **own: Any) -> nn.Module:
     torch.manual_seed(0)
-    layer = algorithm(name).layer(3)
+    layer = algorithm(name, **own).layer(3)
     body = [nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), Counted(), nn.ReLU(), *([layer] if layer else [])]
     return nn.Sequential(*body, nn.Flatten(), nn.Linear(36, 3))
 
@@ -173,6 +177,43 @@ def test_private_memory_and_kept_optimisers_share_a_folder(name: str, tmp_path: 
     kept = played.kept("a")
     assert any(key.startswith("optimizer/") for key in kept)
     assert any(not key.startswith("optimizer/") for key in kept) == (name in PRIVATE)
+
+
+class FromHost(TorchDispatchMode):
+    """Nothing is made of Python's numbers, and none is read: on a GPU the one is a copy, the other a wait, and a CUDA
+    graph can hold neither."""
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        assert function not in (torch.ops.aten.lift_fresh.default, torch.ops.aten._local_scalar_dense.default)
+        return function(*args, **(kwargs or {}))
+
+
+ENDS: list[tuple[str, dict[str, Any]]] = [
+    *((name, own) for name, own in SETTINGS.items() if name not in PRIVATE),
+    *(("fedfa", {"statistics": statistics}) for statistics in ("corrected", "released")),
+    *((name, {"statistics": "paper"}) for name in ("fedfa-r", "fedfa-c", "fedfa-direct", "fedfa-total")),
+]
+
+
+@pytest.mark.parametrize(("name", "own"), ENDS)
+def test_what_a_client_begins_and_ends_with_can_be_captured(
+    name: str, own: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given, ends = algorithm(name, **own), 0
+
+    def watched(hook: Callable[..., Any]) -> Callable[..., Any]:
+        def within(*args: Any) -> Any:
+            nonlocal ends
+            ends += 1
+            with FromHost():
+                return hook(*args)
+
+        return within
+
+    for owner, hook in ((type(given), "begin"), (type(given), "end"), (loop, "enter"), (loop, "leave")):
+        monkeypatch.setattr(owner, hook, watched(getattr(owner, hook)))
+    play(given, network(name, **own), uneven(), tmp_path, 2)
+    assert ends == 2 * 4 * len(SIZES)
 
 
 class Tied(nn.Module):

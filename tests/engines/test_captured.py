@@ -107,6 +107,16 @@ def test_it_equals_the_sequential_engine_where_nothing_is_random(name: str, tmp_
         assert_alike(kept.load(client, 6), memory.load(client, 6))
 
 
+@pytest.mark.parametrize("statistics", ["corrected", "kept", "released"])
+def test_whatever_happens_to_the_statistics(statistics: str, tmp_path: Path) -> None:
+    rule, said = algorithm("fedfa", p=0.0, statistics=statistics), list[str]()
+    plain, *_ = play(Sequential, rule, tmp_path / "a")
+    ours, *_ = play(Captured, rule, tmp_path / "b", say=said.append)
+    assert not said
+    assert_alike(dict(plain.model), dict(ours.model))
+    assert_alike(dict(plain.memory), dict(ours.memory))
+
+
 @pytest.mark.parametrize(
     "local",
     [
@@ -228,6 +238,25 @@ def test_a_step_that_cannot_be_captured_falls_back_with_a_line(tmp_path: Path) -
     ours, *_ = play(Captured, Curious(), tmp_path / "a", say=said.append)
     plain, *_ = play(Sequential, Algorithm(), tmp_path / "b")
     assert len(said) == 1 and "cannot be captured" in said[0]
+    assert_alike(dict(plain.model), dict(ours.model))
+
+
+class Careful(Algorithm):
+    """The same at a client's end."""
+
+    def end(self, client: Client) -> None:
+        assert all(parameter.isfinite().all().item() for parameter in client.model.parameters())
+
+
+def test_an_end_that_cannot_be_captured_leaves_the_steps_as_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    eager, said = list[str](), list[str]()
+    monkeypatch.setattr(Sequential, "train", lambda *_: eager.append("a client") or iter(()))
+    ours, *_ = play(Captured, Careful(), tmp_path / "a", say=said.append)
+    monkeypatch.undo()
+    plain, *_ = play(Sequential, Algorithm(), tmp_path / "b")
+    assert len(said) == 1 and "so its steps alone are replayed" in said[0] and not eager
     assert_alike(dict(plain.model), dict(ours.model))
 
 

@@ -284,24 +284,29 @@ def test_the_gradient_of_a_folded_convolutions_gradient(
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", TYPES)
 def test_a_gradient_of_an_alexnets_gradient(dtype: torch.dtype, device: str) -> None:
-    """What FedMix takes, through all of the layers. In bfloat16 it points about where the right one does: by torch's
-    own operations, on a CPU, the cosine is 0.89. (The interpreter cuts bits off where a GPU rounds.)"""
+    """What FedMix takes, through all of the layers. In bfloat16 it points about where the right one does, as nearly as
+    by torch's own operations, which are taken in torch's own format. (The interpreter cuts bits off where a GPU
+    rounds.)"""
     torch.manual_seed(1)
-    ours = AlexNet(5, width=0.25).to(device).to(memory_format=torch.channels_last)
-    exact = copy.deepcopy(ours).double().to(memory_format=torch.contiguous_format)
+    plain = AlexNet(5, width=0.25).to(device)
+    ours = copy.deepcopy(plain).to(memory_format=torch.channels_last)
+    exact = copy.deepcopy(plain).double()
     x, along = (normal(6, 3, 80, 80, seed=seed).to(device) for seed in (1, 2))
 
     def second(network: nn.Module, own: Tensor) -> Tensor:
         own.requires_grad_()
-        with torch.autocast(device, dtype, enabled=dtype == torch.bfloat16 and network is ours):
+        with torch.autocast(device, dtype, enabled=dtype == torch.bfloat16 and network is not exact):
             loss = network(own).logsumexp(1).sum()
         (slope,) = torch.autograd.grad(loss, own, create_graph=True)
         found = torch.autograd.grad((slope * along).sum(), list(network.parameters()), materialize_grads=True)
         return torch.cat([tensor.flatten().double() for tensor in found])
 
-    found, wanted = second(ours, x.clone()), second(exact, x.double())
-    least = 0.9999 if dtype == torch.float32 else 0.5 if INTERPRETED else 0.8
-    assert torch.cosine_similarity(found, wanted, 0) > least
+    wanted = second(exact, x.double())
+    near = {network: float(torch.cosine_similarity(second(network, x.clone()), wanted, 0)) for network in (ours, plain)}
+    if dtype == torch.float32:
+        assert near[ours] > 0.9999
+    else:
+        assert near[ours] > (0.5 if INTERPRETED else near[plain] - 0.1)
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -46,6 +46,8 @@ MOST_LANES = 10
 every lane takes a model's memory."""
 SPARE = 8
 """Times the model's size that lanes leave free: the server's sums are taken in pairs of float64 beside them."""
+SCARCE = 0.25
+"""Share of the GPU's memory: with less of it free, what is kept for later is given back."""
 SWEEPS = 2
 """Streams that clients are evaluated on side by side: small splits do not fill a GPU."""
 
@@ -117,9 +119,13 @@ class Captured(Sequential):
                 yield from super().train(broadcast, waiting)
 
     def _tidy(self) -> None:
+        """Give back what eager steps before captures have left, where memory is scarce: all runs that share the GPU
+        wait for that, and have to ask for theirs again."""
         if self._left_over:
-            with ONE_CAPTURE:
-                torch.cuda.empty_cache()
+            free, total = torch.cuda.mem_get_info(self.device)
+            if free < SCARCE * total:
+                with ONE_CAPTURE:
+                    torch.cuda.empty_cache()
             self._left_over = False
 
     def _wave(self, waiting: Sequence[str], broadcast: Broadcast, given: Counter[Lane]) -> list[Sent]:
@@ -209,9 +215,12 @@ class Captured(Sequential):
             if "captur" not in str(error):
                 raise
             self._eager = True
-            line = str(error).strip().splitlines()[0]
-            self.say(f"engine captured: this step cannot be captured ({line}), so clients train one after another")
+            self._say_why("this step", error, "clients train one after another")
         return None
+
+    def _say_why(self, what: str, error: RuntimeError, so: str) -> None:
+        line = str(error).strip().splitlines()[0]
+        self.say(f"engine captured: {what} cannot be captured ({line}), so {so}")
 
     def _played(self, client: Client, lane: Lane, order: Tensor, sizes: Sequence[int]) -> tuple[Sent, bool]:
         """What the client will have sent, and whether something new was captured for it."""
@@ -225,12 +234,22 @@ class Captured(Sequential):
         lane.play(client, self.algorithm, sizes)
         settled = lane.settled
         if self._forgetful:
-            lane.capture_ends(client, self.algorithm)
+            self._capture_ends(client, lane)
         update, numbers = lane.end(client, self.algorithm, weight, self._waves)
         if self._forgetful is None and sizes:
             self._forgetful = not memory and not client.memory
         sent = Sent(client, update, numbers, sum(sizes), not lane.settled, lane.stream.record_event())
         return sent, bool(missing) or lane.settled != settled
+
+    def _capture_ends(self, client: Client, lane: Lane) -> None:
+        """Where that cannot be, steps are replayed all the same."""
+        try:
+            lane.capture_ends(client, self.algorithm)
+        except RuntimeError as error:
+            if isinstance(error, torch.OutOfMemoryError) or "captur" not in str(error):
+                raise
+            self._forgetful = False
+            self._say_why("what a client begins and ends with", error, "its steps alone are replayed")
 
     def _keep_room(self) -> None:
         """Run out of memory now, when a lane can still be given up for it, and not when updates are added."""
@@ -284,8 +303,7 @@ class Captured(Sequential):
                     found = torch.stack(totals)
         except RuntimeError as error:  # one that cannot be captured, or no room
             self._sweep_pool = torch.cuda.graph_pool_handle()  # see Lane.capture
-            line = str(error).strip().splitlines()[0]
-            self.say(f"engine captured: evaluation cannot be captured ({line}), so clients are evaluated one by one")
+            self._say_why("evaluation", error, "clients are evaluated one by one")
             return Sweep({}, None, torch.empty(0))
         return Sweep(indices, graph, found)
 

@@ -381,7 +381,7 @@ class FFA(RandomLayer):
     def corrected(self) -> tuple[Tensor, Tensor]:
         """The running mean and std without their bias towards 0 and 1: (x̄ − αⁿ·x̄₀)/(1 − αⁿ), after n active
         batches. With none there is nothing to correct: they come back as they are, and `batches` says so."""
-        left = torch.pow(torch.as_tensor(self.momentum, dtype=self.mean.dtype, device=self.mean.device), self.batches)
+        left = torch.pow(self.momentum, self.batches.to(self.mean.dtype))
         seen = torch.where(self.batches > 0, 1 - left, torch.ones_like(left))
         keep = torch.where(self.batches > 0, left, torch.zeros_like(left))
         return self.mean / seen, (self.std - keep) / seen
