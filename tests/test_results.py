@@ -20,6 +20,7 @@ RESULTS = ROOT / "results"
 MAIN = "FedProx,FedSAM,FedAvgM,FedRobust,FedBN,FedFA"
 WRITERS = "FedProx,FedSAM,FedAvgM,FedRobust,FedMix,FedFA"
 VARIANTS = ["office-main-plain", "office-variants-plain"]
+TRANSFORMS = "FedAvg, flip and rotation,FedFA,FedFA, flip and rotation"
 FUSION = "FedAvg,direct fusion,total,FedFA, kept,FedFA, released"
 
 
@@ -27,6 +28,9 @@ FUSION = "FedAvg,direct fusion,total,FedFA, kept,FedFA, released"
     ("name", "words", "folders"),
     [
         ("office-main-plain", ["office-main", "--variant", "plain", "--only", MAIN], ["office-main-plain"]),
+        ("office-main", ["office-main", "--only", "FedFA"], ["office-main"]),
+        ("office-transforms", ["office-transforms", "--only", TRANSFORMS], ["office-main", "office-main-plain"]),
+        ("office-unseen", ["office-unseen", "--only", "FedFA"], ["office-unseen"]),
         ("office-variants-plain", ["office-variants", "--variant", "plain"], VARIANTS),
         (
             "office-fusion-plain",
@@ -66,6 +70,14 @@ def test_pages_quote_the_tables() -> None:
         row = cells("office-main-plain")[name]
         assert f"| {' | '.join([*row[:11], *row[-2:]])} |" in page
         assert f"| {' | '.join([*row[:2], *row[6:11], *row[-2:]])} |" in front
+    for row in cells("office-main").values():
+        assert f"| {' | '.join([*row[:11], *row[-2:]])} |" in page
+        assert f"| {' | '.join([*row[:2], *row[6:11], *row[-2:]])} |" in front
+    for row in cells("office-unseen").values():
+        assert f"| {' | '.join([*row[:13], *row[-2:]])} |" in page
+        assert f"| {' | '.join([*row[:2], *row[6:8], *row[10:13], *row[-2:]])} |" in front
+    for row in cells("office-transforms").values():
+        assert f"| {' | '.join(row[:11])} |" in page
     for kind in ("variants", "fusion", "augmentations", "alpha-p"):
         for row in cells(f"digits-{kind}").values():
             assert f"| {' | '.join(row[:10])} |" in page
@@ -105,10 +117,43 @@ def averages(name: str, folders: list[str]) -> dict[int, float]:
 )
 def test_differences_to_fedfa_are_what_the_page_says(name: str, folders: list[str], wanted: str) -> None:
     other, ours = averages(name, folders), averages("fedfa", folders)
-    gaps = [other[seed] - ours[seed] for seed in sorted(other)]
+    assert wanted.format(*interval([other[seed] - ours[seed] for seed in sorted(other)])) in words()
+
+
+def interval(gaps: list[float]) -> tuple[float, float, float]:
     mean, error = float(np.mean(gaps)), float(scipy.stats.sem(gaps))
     low, high = scipy.stats.t.interval(0.95, len(gaps) - 1, mean, error)
-    assert wanted.format(mean, low, high) in words()
+    return mean, float(low), float(high)
+
+
+def test_what_flip_and_rotation_do_is_what_the_page_says() -> None:
+    folders = ("office-main", "office-main-plain")
+    turned, plain = ({name: averages(name, [folder]) for name in ("fedavg", "fedfa")} for folder in folders)
+    gains = {name: [turned[name][seed] - plain[name][seed] for seed in range(10)] for name in turned}
+    ours = "FedFA {:.1f} points [{:+.1f}, {:+.1f}]".format(*interval(gains["fedfa"]))
+    others = "FedAvg {:.1f} [{:+.1f}, {:+.1f}]".format(*interval(gains["fedavg"]))
+    assert f"{ours} and {others} on the same seeds" in words()
+    more = [a - b for a, b in zip(gains["fedfa"], gains["fedavg"], strict=True)]
+    assert "({:.1f} points more with, [{:+.1f}, {:+.1f}])".format(*interval(more)) in words()
+    low, high = foreseen([turned["fedfa"][seed] - turned["fedavg"][seed] for seed in range(10)])
+    assert f"which one more seed might show too ({low:+.1f} to {high:+.1f})" in words()
+
+
+@pytest.mark.parametrize(
+    ("what", "wanted"),
+    [
+        ("mean", "It is {:.1f} points [{:+.1f}, {:+.1f}] better on the clients that it has trained with"),
+        ("gap", "({:.1f} points more, [{:+.1f}, {:+.1f}])"),
+    ],
+)
+def test_unseen_clients_are_as_the_page_says(what: str, wanted: str) -> None:
+    found = {}
+    for name in ("fedavg", "fedfa"):
+        runs = [read_summary(path) for path in (RESULTS / "office-unseen").glob(f"*-{name}-seed*.json")]
+        scores = {seed: [getattr(run.selected["last"], what) for run in runs if run.seed == seed] for seed in range(5)}
+        assert {len(own) for own in scores.values()} == {4}
+        found[name] = {seed: 100 * sum(own) / 4 for seed, own in scores.items()}
+    assert wanted.format(*interval([found["fedfa"][seed] - found["fedavg"][seed] for seed in range(5)])) in words()
 
 
 def words() -> str:
@@ -117,10 +162,15 @@ def words() -> str:
 
 def test_what_one_more_seed_would_show_is_what_the_page_says() -> None:
     other, ours = averages("fedavg", VARIANTS), averages("fedfa", VARIANTS)
-    gaps = [ours[seed] - other[seed] for seed in sorted(ours)]
+    low, high = foreseen([ours[seed] - other[seed] for seed in sorted(ours)])
+    assert f"of one more seed would be {low:+.1f} to {high:+.1f} (95 %)" in words()
+
+
+def foreseen(gaps: list[float]) -> tuple[float, float]:
+    """Where one more would be."""
     wide = float(np.std(gaps, ddof=1)) * (1 + 1 / len(gaps)) ** 0.5
     low, high = scipy.stats.t.interval(0.95, len(gaps) - 1, float(np.mean(gaps)), wide)
-    assert f"of one more seed would be {low:+.1f} to {high:+.1f} (95 %)" in words()
+    return float(low), float(high)
 
 
 def test_rounds_chosen_on_test_images_are_what_the_page_says() -> None:
