@@ -116,7 +116,15 @@ def test_runs_with_other_clients_leave_gaps(hand_made: HandMade) -> None:
         ),
         (
             [{"held_out": ["north", "west"]}, {"held_out": "south"}, {}],
-            ["fedavg held_out=north+west", "fedavg held_out=south", "fedavg held_out="],
+            ["fedavg held_out=north+west", "fedavg held_out=south", "fedavg held_out=none"],
+        ),
+        (
+            [{"transforms": ["flip", "rotate"]}, {"transforms": ["flip"]}, {}],
+            ["fedavg transforms=flip+rotate", "fedavg transforms=flip", "fedavg transforms=none"],
+        ),
+        (
+            [{"transforms": [{"name": "rotate", "degrees": d, "fill": "zeros"}]} for d in (5.0, 9.0)],
+            [f"fedavg transforms=rotate(degrees={d}, fill=zeros)" for d in (5.0, 9.0)],
         ),
         ([{"description": "x"}, {"checkpoint_every": 3}], ["fedavg (run0)", "fedavg (run1)"]),
     ],

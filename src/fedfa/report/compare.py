@@ -163,11 +163,11 @@ def told_apart(configs: Sequence[Mapping[str, Any]], first: str) -> list[str]:
     component = f"{first.partition('.')[0]}."
     names = []
     for config in configs:
-        told = [
-            f"{key.removeprefix(component).removesuffix('.name')}={_short(value)}"
-            for key, value in config.items()
-            if key != first and any(other.get(key) != value for other in _peers(key, config, configs))
-        ]
+        told = []
+        for key, value in config.items():
+            others = [other.get(key) for other in _peers(key, config, configs) if other.get(key) != value]
+            if key != first and others:
+                told.append(f"{key.removeprefix(component).removesuffix('.name')}={_short(value, others)}")
         names.append(" ".join([str(config[first]), *told]))
     return names
 
@@ -208,5 +208,21 @@ def cell(value: Any) -> str:
     return "–" if value is None else f"{value:.1f}" if isinstance(value, float) and abs(value) >= 1 else str(value)
 
 
-def _short(value: Any) -> str:
-    return "+".join(map(str, value)) if isinstance(value, list) else str(value)
+def _short(value: Any, others: Sequence[Any]) -> str:
+    """A value in a word, which is not that of the others: transforms by their names, if these tell them apart."""
+    if not isinstance(value, list):
+        return str(value)
+    names, *rest = ([_name(part) for part in one] for one in (value, *others) if isinstance(one, list))
+    whole = [_name(part) + _options(part) for part in value]
+    return "+".join(whole if names in rest else names) or "none"
+
+
+def _name(part: Any) -> str:
+    return str(part.get("name", part)) if isinstance(part, dict) else str(part)
+
+
+def _options(part: Any) -> str:
+    """A component's settings, in brackets."""
+    if not isinstance(part, dict):
+        return ""
+    return f"({', '.join(f'{key}={value}' for key, value in part.items() if key != 'name')})"
