@@ -11,12 +11,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from types import ModuleType
 from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedfa.kernels import kernels, transformed
 from fedfa.task import Batch
 
 Fill = Literal["zeros", "edge", "mirror"]
@@ -28,6 +30,9 @@ PADDING_MODES: dict[Fill, str] = {"zeros": "zeros", "edge": "border", "mirror": 
 def flip(x: Tensor, flipped: Tensor, side: int = -1) -> Tensor:
     """Images (B, C, H, W) seen in a mirror, exactly, where `flipped` (B,) is true: left and right change places, or
     with `side` −2 top and bottom."""
+    if (fast := _kernels(x)) is not None:
+        out: Tensor = fast.flip(x, flipped, side)
+        return out
     return torch.where(flipped.view(-1, 1, 1, 1), x.flip(side), x)
 
 
@@ -50,6 +55,9 @@ def rotate(x: Tensor, degrees: Tensor, fill: Fill = "zeros", nearest: bool = Fal
 
     Output pixel p, measured from the middle with y downwards, shows the image at R·p, R = [[cos, −sin], [sin, cos]].
     """
+    if fill == "zeros" and not nearest and (fast := _kernels(x)) is not None:
+        out: Tensor = fast.turn(x, degrees)
+        return out
     height, width = x.shape[-2:]
     angle = torch.deg2rad(degrees.float()).view(-1, 1, 1)
     cos, sin = angle.cos(), angle.sin()
@@ -61,6 +69,13 @@ def rotate(x: Tensor, degrees: Tensor, fill: Fill = "zeros", nearest: bool = Fal
     mode = "nearest" if nearest else "bilinear"
     turned = F.grid_sample(x.float(), grid, mode=mode, padding_mode=PADDING_MODES[fill], align_corners=False)
     return turned.to(x.dtype)
+
+
+def _kernels(x: Tensor) -> ModuleType | None:
+    """Kernels for such images, if there are any."""
+    plain = x.is_floating_point() and x.dtype != torch.float64 and x.is_contiguous() and not x.requires_grad
+    small = 0 < x.shape[-2:].numel() < 2**31 and 0 < len(x) < 2**16
+    return kernels("fedfa.data.transforms_triton", x.device) if plain and small and not transformed() else None
 
 
 def normalise(x: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
