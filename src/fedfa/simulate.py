@@ -36,6 +36,7 @@ from fedfa.registry import nearest
 from fedfa.runs import Run, clear, find_run, held
 from fedfa.server import Plan, Watcher, collect_shares, first_state, play_round
 from fedfa.state import ServerState
+from fedfa.statistics import better
 from fedfa.streams import derive
 from fedfa.task import Classification, Segmentation, Task
 from fedfa.threads import useful_threads
@@ -369,7 +370,7 @@ def _play(run: Run, watcher: Watcher, parts: Parts, engine: Engine, memory: Memo
             clock = time.perf_counter()
             server, record = play_round(server, parts.algorithm, engine, plan, watcher)
             seconds = time.perf_counter() - clock
-            if record.val is not None and (best is None or record.val.mean > best):
+            if record.val is not None and (best is None or better(record.val.mean, best)):
                 best, unsaved = record.val.mean, server
             if is_traced(server.round, plan.rounds):
                 run.trace(server.round, parts.algorithm.traces(server))

@@ -13,6 +13,8 @@ from typing import Any, Literal, Protocol, get_args
 from fedfa.errors import UserError
 
 LEVEL = 0.95
+DIGITS = 6
+"""Digits of a metric that are kept, and that count."""
 LAST = 20
 """Rounds that `last20` averages over."""
 Rule = Literal["last", "last20", "best"]
@@ -156,12 +158,18 @@ def tested_rounds(metrics: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any
     return [line for line in metrics if "test" in line]
 
 
+def better(one: float, other: float) -> bool:
+    """Whether a metric is better than another by more than a rounding error."""
+    return round(one, DIGITS) > round(other, DIGITS)
+
+
 def best_round(tested: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """The round that did best on validation data, the first of equals."""
+    """The round that did best on validation data, the first of equals. Means that differ by rounding errors are equal:
+    a summary of the run, which has fewer digits, chooses the same."""
     validated = [line for line in tested if "val" in line]
     if not validated:
         raise UserError("the run has no validation data, and test data must not choose a round")
-    return max(validated, key=lambda line: (line["val"]["mean"], -line["round"]))
+    return max(validated, key=lambda line: (round(line["val"]["mean"], DIGITS), -line["round"]))
 
 
 def _moments(numbers: Sequence[float]) -> tuple[float, float | None]:

@@ -45,6 +45,16 @@ def test_a_summary_selects_what_the_run_selects(hand_made: Callable[..., Run], t
     assert len((tmp_path / "run.json").read_text()) < 10_000
 
 
+def test_equal_rounds_stay_equal_in_a_summary(hand_made: Callable[..., Run], tmp_path: Path) -> None:
+    """Three clients' 0.1, 0.2 and 0.3 have another mean in another order: by a rounding error the later is better."""
+    vals = [{"a": a, "b": b, "c": c} for a, b, c in [(0.3, 0.2, 0.1), (0.1, 0.2, 0.3), *[(0.0, 0.0, 0.0)] * 30]]
+    run = hand_made("run", [{"a": 0.5, "b": 0.1 * (number < 1), "c": 0.2} for number in range(32)], vals)
+    first, second = (line["val"]["mean"] for line in run.metrics[:2])
+    assert first < second < first + 1e-9
+    found = read_summary(write_summary(summary_of(run), tmp_path))
+    assert found.selected["best"].clients == select(run, "best").clients == {"a": 0.5, "b": 0.1, "c": 0.2}
+
+
 def test_a_real_run_comes_back(play: Callable[..., Run], tmp_path: Path) -> None:
     run = play(held_out="west", evaluate_every=2)
     found = read_summary(write_summary(summary_of(run), tmp_path))

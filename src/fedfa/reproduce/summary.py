@@ -16,7 +16,7 @@ from fedfa.errors import UserError
 from fedfa.experiment import COSMETIC, Experiment, load
 from fedfa.files import write_text
 from fedfa.runs import Run, find_run
-from fedfa.statistics import Rule, Selected, best_round, recent, select_all, tested_rounds
+from fedfa.statistics import DIGITS, Rule, Selected, best_round, recent, select_all, tested_rounds
 
 FORMAT = 1
 MACHINE = {"name", "device", "engine", "threads", "precision"}
@@ -102,7 +102,7 @@ def _thinned(line: Mapping[str, Any], detailed: bool) -> dict[str, Any]:
 
 
 def _round(value: float | None) -> float | None:
-    return None if value is None else round(value, 6)
+    return None if value is None else round(value, DIGITS)
 
 
 # Files
