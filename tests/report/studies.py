@@ -8,7 +8,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import fedfa
-from fedfa.report.study import Entry, Study, panels_of
+from fedfa.report.entry import Entry
+from fedfa.report.study import Study, panels_of
 
 CLIENTS = ("amazon", "caltech", "dslr", "webcam")
 

@@ -12,6 +12,7 @@ from studies import CLIENTS, entry, study
 
 from fedfa import Run, UserError
 from fedfa.report.beside import Printed, printed, single_runs
+from fedfa.report.entry import Entry
 from fedfa.report.payload import LEVELS, POINTS, payload, thinned
 from fedfa.report.study import Study, collect
 from fedfa.reproduce.summary import summary_of, write_summary
@@ -257,3 +258,66 @@ def test_single_runs_of_the_paper_are_judged_by_where_one_more_would_fall() -> N
     assert single_runs({**found, "below": (72.0, ours)}) == f"{told} except that of below."
     assert single_runs({"below": (72.0, ours), "above": (92.0, ours)}) == f"{told} except those of below, above."
     assert single_runs({"none of ours": (10.0, None)}) == ""
+
+
+# Clients held out in turn
+
+
+def turn(held_out: str, *rounds: tuple[float, float, float], **settings: Any) -> Entry:
+    """A run with three clients, of which one is held out."""
+    names = ("amazon", "dslr", "webcam")
+    return entry([dict(zip(names, values, strict=True)) for values in rounds], held_out=(held_out,), **settings)
+
+
+def test_clients_held_out_in_turn_are_a_panel_of_their_own() -> None:
+    """Every client's number is of the run that it took no part in; seen are the others, in each run."""
+    found = study(
+        turn("dslr", (0.9, 0.5, 0.7)), turn("amazon", (0.4, 0.8, 0.6)),
+        turn("dslr", (0.9, 0.7, 0.7), algorithm="fedfa"), turn("amazon", (0.6, 0.8, 0.6), algorithm="fedfa"),
+    )  # fmt: skip
+    assert [panel.title for panel in found.panels] == [
+        "office_caltech10, every client held out in turn",
+        "office_caltech10, amazon held out",
+        "office_caltech10, dslr held out",
+    ]
+    whole, *single = found.panels
+    assert whole.in_turn and all(panel.within and not panel.in_turn for panel in single)
+    assert whole.clients == ("amazon", "dslr") and whole.client_title("dslr") == "dslr" and whole.primary == "unseen"
+    fedavg, fedfa = whole.series
+    for who, wanted in {"amazon": 0.4, "dslr": 0.5, "unseen": 0.45, "mean": 0.75, "gap": 0.3}.items():
+        assert fedavg.by_seed("last", who) == {0: pytest.approx(wanted)}
+    (one,) = whole.compared("last", 0)
+    assert one.difference.mean == pytest.approx(0.2) and one.series is fedfa
+    assert fedavg.used[0].curve("test", "unseen") == {1: pytest.approx(0.45)}
+    assert fedavg.used[0].cost()["seconds"] == 0.5 and len(found.entries) == 4
+
+
+def test_each_run_of_a_turn_has_its_own_best_round() -> None:
+    """Round 1 for the one, which then gets worse, and round 2 for the other."""
+    (whole, *_) = study(
+        turn("amazon", (0.4, 0.8, 0.8), (0.1, 0.7, 0.7)), turn("dslr", (0.6, 0.2, 0.6), (0.9, 0.5, 0.9))
+    ).panels
+    (series,) = whole.series
+    assert series.by_seed("best", "unseen") == {0: pytest.approx((0.4 + 0.5) / 2)}
+    assert series.by_seed("last", "unseen") == {0: pytest.approx((0.1 + 0.5) / 2)}
+
+
+def test_a_turn_is_of_the_methods_and_seeds_that_hold_out_all() -> None:
+    one = (0.5, 0.5, 0.5)
+    (whole, *_) = study(
+        turn("amazon", one), turn("dslr", one), turn("amazon", one, seed=1), turn("dslr", one, algorithm="fedfa")
+    ).panels
+    assert [(series.label, [run.seed for run in series.used]) for series in whole.series] == [("fedavg", [0])]
+    apart = study(turn("amazon", one), turn("dslr", one, algorithm="fedfa"), turn("dslr", one, seed=1)).panels
+    assert not any(panel.in_turn or panel.within for panel in apart)
+
+
+def test_the_papers_average_is_of_all_clients() -> None:
+    def beside(*names: str) -> Printed | None:
+        panel = study(*(entry(scores(0.5), held_out=(name,)) for name in names)).panels[0]
+        assert panel.in_turn
+        return printed(panel, panel.series[0])
+
+    found = beside(*CLIENTS)
+    assert found is not None and found.average == 60.4 and found.clients["dslr"] == 71.9 and found.unseen
+    assert beside("amazon", "dslr") is None

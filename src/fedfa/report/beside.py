@@ -56,12 +56,14 @@ def printed(panel: Panel, series: Series) -> Printed | None:
         table = tables().get(name)
         if table is None or row not in table.rows:
             continue
-        if unseen:
+        if unseen and not panel.in_turn:
             found = table.number(row, unseen[0])
             return None if found is None else Printed(found, {unseen[0]: found}, unseen=True)
+        if panel.in_turn and set(panel.clients) != set(table.columns):
+            return None
         average = table.average(row)
         clients = {column: number for column in table.columns if (number := table.number(row, column)) is not None}
-        return None if average is None else Printed(average, clients)
+        return None if average is None else Printed(average, clients, unseen=panel.in_turn)
     return None
 
 
@@ -75,10 +77,10 @@ def _tables(panel: Panel, config: dict[str, Any]) -> list[str]:
             return [f"cifar10-dir{partition['alpha']:g}"] if dirichlet else []
         return ["emnist"] if natural else []
     benchmark = BENCHMARKS.get(panel.source)
-    if benchmark is None or partition.get("name", "natural") != "natural" or len(panel.held_out) > 1:
+    if benchmark is None or partition.get("name", "natural") != "natural":
         return []
     if panel.held_out:
-        return [f"{benchmark}-unseen"]
+        return [f"{benchmark}-unseen"] if panel.in_turn or len(panel.held_out) == 1 else []
     sixths = _sixths(config)
     if sixths is None:
         return []

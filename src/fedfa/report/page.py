@@ -11,9 +11,10 @@ from typing import Any
 
 import fedfa
 from fedfa.report.beside import printed
+from fedfa.report.entry import Entry
 from fedfa.report.markup import Markup, escaped, joined, json_block, tag
 from fedfa.report.payload import payload
-from fedfa.report.study import Entry, Panel, Series, Study
+from fedfa.report.study import Panel, Series, Study
 from fedfa.report.tables import costs, results, signed
 from fedfa.statistics import TITLES
 
@@ -23,7 +24,8 @@ MOST_SAMPLES = 50
 
 def page(study: Study, title: str | None = None) -> str:
     """The report as HTML."""
-    title = title or " · ".join([panel.title for panel in study.panels[:3]] + ["…"] * (len(study.panels) > 3))
+    titles = [panel.title for panel in study.panels if not panel.within]
+    title = title or " · ".join(titles[:3] + ["…"] * (len(titles) > 3))
     style, script = _asset("page.css"), _asset("page.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
@@ -56,7 +58,7 @@ def _asset(name: str) -> Markup:
 
 def _header(study: Study, title: str) -> Markup:
     seeds = sorted({entry.seed for entry in study.entries})
-    methods = sum(len(panel.series) for panel in study.panels)
+    methods = sum(len(panel.series) for panel in study.panels if not panel.within)
     parts = [_count(len(study.entries), "run"), _count(methods, "method"), _count(len(seeds), "seed")]
     incomplete = sum(not entry.done for entry in study.entries)
     parts += [f"{incomplete} incomplete"] if incomplete else []
@@ -92,6 +94,8 @@ def _panel(panel: Panel, number: int) -> Markup:
     ]
     title = tag("h2", panel.title, id=f"panel-{number}-title")
     held_out = f" Held out, and only tested on: {', '.join(panel.held_out)}." if panel.held_out else ""
+    if panel.in_turn:
+        held_out = f" Held out one after the other, and tested on: {', '.join(panel.held_out)}."
     lead = tag("p", _lead(panel), held_out, class_="lead")
     return tag(
         "section", title, lead, cards, class_="panel", id=f"panel-{number}", aria_labelledby=f"panel-{number}-title"

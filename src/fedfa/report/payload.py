@@ -11,7 +11,8 @@ import numpy as np
 import torch
 
 from fedfa.data.splits import SIDES
-from fedfa.report.study import Entry, Panel, Series, Study
+from fedfa.report.entry import Entry
+from fedfa.report.study import Panel, Series, Study
 from fedfa.statistics import TITLES, Rule, Summary, summarise
 
 POINTS = 100

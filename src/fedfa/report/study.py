@@ -4,22 +4,19 @@ each other."""
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from statistics import median
 from typing import Any
-
-from torch import Tensor
 
 from fedfa.errors import UserError
 from fedfa.experiment import COSMETIC
 from fedfa.report.compare import flat, told_apart
+from fedfa.report.entry import Entry, InTurn
 from fedfa.reproduce.summary import read_summary
 from fedfa.runs import Run, find_run
-from fedfa.statistics import RULES, Difference, Rule, Selected, Summary, holm, paired, select_all, summarise
+from fedfa.statistics import RULES, Difference, Rule, Summary, holm, paired, summarise
 
 BESIDES = COSMETIC | {"name", "seed", "device", "threads", "engine", "source.path"}
 """Settings that do not make a run one of another series."""
@@ -29,92 +26,6 @@ MOST_CLIENTS = 12
 """Clients that have columns and curves of their own."""
 FIRST = ("fedavg",)
 """Algorithms that others are compared with, where there are any of them."""
-
-
-@dataclass(frozen=True, eq=False)
-class Entry:
-    """One run, as a report sees it."""
-
-    name: str
-    config: dict[str, Any]
-    provenance: dict[str, Any]
-    metrics: list[dict[str, Any]]
-    done: bool
-    folder: Path | None = None
-    """Where the rest is: traces and the federation's profile."""
-
-    @property
-    def seed(self) -> int:
-        return int(self.config["seed"])
-
-    @property
-    def rounds(self) -> int:
-        return max((line["round"] for line in self.metrics), default=0)
-
-    @property
-    def metric(self) -> str:
-        return str(self.provenance["metric"])
-
-    @property
-    def status(self) -> str:
-        if self.done:
-            return "complete"
-        return f"incomplete: {self.rounds} of {self.config['rounds']} rounds"
-
-    @property
-    def refused(self) -> int:
-        """Updates that were left out."""
-        return sum(len(line.get("refused", ())) for line in self.metrics)
-
-    @cached_property
-    def selected(self) -> dict[Rule, Selected]:
-        """Test metrics by each rule that the run has numbers for."""
-        return select_all(self)
-
-    @cached_property
-    def profile(self) -> dict[str, Any] | None:
-        return Run(self.folder).profile if self.folder else None
-
-    @property
-    def traced(self) -> bool:
-        """Whether it has kept traces."""
-        return self.folder is not None and any((self.folder / "traces").glob("*.safetensors"))
-
-    def traces(self) -> list[tuple[int, dict[str, Tensor]]]:
-        return list(Run(self.folder).traces()) if self.folder else []
-
-    def curve(self, split: str, who: str) -> dict[int, float]:
-        """A number by round: `split` is test, val or loss, and `who` a client, `mean` or `unseen`."""
-        if split == "loss":
-            return {line["round"]: line["loss"] for line in self.metrics if line.get("loss") is not None}
-        found = {}
-        for line in self.metrics:
-            scores = line.get(split, {})
-            value = scores.get(who) if who in ("mean", "unseen") else scores.get("clients", {}).get(who)
-            if value is not None:
-                found[line["round"]] = value
-        return found
-
-    def cost(self) -> dict[str, float | None]:
-        """Seconds a round (the median: a first round may capture graphs) and in all, bytes up and down a client and
-        round and in all, peak memory."""
-        lines = self.metrics
-        seconds = [line["seconds"] for line in lines if line.get("seconds") is not None]
-        up = [line["bytes_up"] for line in lines if "bytes_up" in line]
-        down = [line["bytes_down"] for line in lines if "bytes_down" in line]
-        sent = [
-            (line["bytes_up"] + line["bytes_down"]) * len(line["clients"])
-            for line in lines
-            if "bytes_up" in line and "bytes_down" in line
-        ]
-        return {
-            "seconds": median(seconds) if seconds else None,
-            "total_seconds": sum(seconds) if seconds else None,
-            "up": mean(up),
-            "down": mean(down),
-            "traffic": sum(sent) if sent else None,
-            "memory": self.provenance.get("memory"),
-        }
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,6 +88,10 @@ class Panel:
     title: str
     series: tuple[Series, ...]
     clients: tuple[str, ...] = field(default=())
+    in_turn: bool = False
+    """Whether every client was held out, one after another, by runs of its own."""
+    within: bool = False
+    """Whether its runs are in such a panel too."""
 
     @property
     def metric(self) -> str:
@@ -217,7 +132,7 @@ class Panel:
         return self.series.index(order[0])
 
     def client_title(self, name: str) -> str:
-        return f"{name} (unseen)" if name in self.held_out else name
+        return f"{name} (unseen)" if name in self.held_out and not self.in_turn else name
 
     @cached_property
     def profile(self) -> dict[str, Any] | None:
@@ -294,7 +209,7 @@ def _entry(run: Run) -> Entry:
 
 def _summary(path: Path) -> Entry:
     found = read_summary(path)
-    return _whole(Entry(found.name, found.config, found.provenance, found.metrics, found.done))
+    return _whole(Entry(found.name, found.config, found.provenance, found.metrics, found.done, chosen=found.selected))
 
 
 def _whole(entry: Entry) -> Entry:
@@ -310,14 +225,46 @@ def panels_of(entries: Sequence[Entry]) -> list[Panel]:
     for entry in entries:
         federations.setdefault(_key(entry), []).append(entry)
     firsts = [held[0] for held in federations.values()]
-    whole = [{key: value for key, value in _federation(first).items() if key != "held_out"} for first in firsts]
-    titles = [title + _without(first) for title, first in zip(told_apart(whole, "source.name"), firsts, strict=True)]
-    return [_panel(title, held) for title, held in zip(titles, federations.values(), strict=True)]
+    whole = [_without_held_out(_federation(first)) for first in firsts]
+    titles = told_apart(whole, "source.name")
+    panels = [_panel(t + _without(held[0]), held) for t, held in zip(titles, federations.values(), strict=True)]
+    turns: dict[str, list[Panel]] = {}
+    for title, panel in zip(titles, panels, strict=True):
+        if len(panel.held_out) == 1:
+            turns.setdefault(title, []).append(panel)
+    found = []
+    for title, held in turns.items():
+        held.sort(key=lambda panel: panel.held_out)
+        whole_turn = _in_turn(title, held) if len(held) > 1 else None
+        if whole_turn is not None:
+            found += [whole_turn, *(replace(panel, within=True) for panel in held)]
+            panels = [panel for panel in panels if panel not in held]
+    return [*found, *panels]
+
+
+def _in_turn(title: str, panels: Sequence[Panel]) -> Panel | None:
+    """Panels of one federation, which hold out one client each, as one: of the methods and seeds that all have."""
+    methods: dict[str, list[dict[int, Entry]]] = {}
+    for panel in panels:
+        for series in panel.series:
+            method = json.dumps(_without_held_out(_settings(series.entries[0])), sort_keys=True, default=str)
+            methods.setdefault(method, []).append({entry.seed: entry for entry in series.used})
+    entries = [
+        InTurn.of([own[seed] for own in found])
+        for found in methods.values()
+        if len(found) == len(panels)
+        for seed in sorted(set.intersection(*(set(own) for own in found)))
+    ]
+    made = f"{title}, every client held out in turn"
+    return replace(_panel(made, entries), in_turn=True) if entries else None
+
+
+def _without_held_out(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in settings.items() if key != "held_out"}
 
 
 def _without(entry: Entry) -> str:
-    held_out = entry.config.get("held_out", ())
-    return f", {' and '.join(held_out)} held out" if held_out else ""
+    return f", {entry.held_out} held out" if entry.held_out else ""
 
 
 def _panel(title: str, entries: Sequence[Entry]) -> Panel:
@@ -347,8 +294,3 @@ def _federation(entry: Entry) -> dict[str, Any]:
 
 def _key(entry: Entry) -> str:
     return json.dumps([_federation(entry), entry.metric], sort_keys=True, default=str)
-
-
-def mean(values: Sequence[float]) -> float | None:
-    """The mean, if there is anything to take it of."""
-    return math.fsum(values) / len(values) if values else None

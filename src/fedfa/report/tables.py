@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedfa.report.beside import Printed, printed, single_runs
+from fedfa.report.entry import mean
 from fedfa.report.markup import Markup, tag
-from fedfa.report.study import Panel, Series, mean
+from fedfa.report.study import Panel, Series
 from fedfa.statistics import LEVEL, TITLES, Rule, Summary
 
 NOTHING = "–"
@@ -173,6 +174,8 @@ def results(panel: Panel, rule: Rule) -> Table:
     caption = f"{panel.title}{clients}: test {panel.metric}, %, {TITLES[rule]}, mean over seeds."
     if panel.held_out:
         caption += " Deviations, intervals and differences are of the mean over unseen clients."
+    if panel.in_turn:
+        caption += " A client's number is of the runs that it took no part in."
     if compared:
         caption += f" Differences to {base.label} are paired by seed."
     if any(papers):

@@ -7,8 +7,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from fedfa.files import beside
+from fedfa.report.entry import Entry
 from fedfa.report.figures import draw_convergence, style
-from fedfa.report.study import Entry, Panel
+from fedfa.report.study import Panel
 from fedfa.report.study import Series as Drawn
 from fedfa.reproduce.results import Results, Row
 
