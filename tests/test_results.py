@@ -39,6 +39,7 @@ FUSION = "FedAvg,direct fusion,total,FedFA, kept,FedFA, released"
         ),
         ("office-precision-plain", ["office-precision", "--variant", "plain"], ["."]),
         ("digits-variants", ["digits-variants"], ["digits-variants"]),
+        ("digits-main", ["digits-main", "--seeds", "5"], ["digits-variants", "digits-main"]),
         ("digits-fusion", ["digits-fusion"], ["digits-variants", "digits-fusion"]),
         ("digits-augmentations", ["digits-augmentations"], ["digits-variants", "digits-augmentations"]),
         ("digits-alpha-p", ["digits-alpha-p"], ["digits-variants", "digits-alpha-p"]),
@@ -78,7 +79,7 @@ def test_pages_quote_the_tables() -> None:
         assert f"| {' | '.join([*row[:2], *row[6:8], *row[10:13], *row[-2:]])} |" in front
     for row in cells("office-transforms").values():
         assert f"| {' | '.join(row[:11])} |" in page
-    for kind in ("variants", "fusion", "augmentations", "alpha-p"):
+    for kind in ("main", "variants", "fusion", "augmentations", "alpha-p"):
         for row in cells(f"digits-{kind}").values():
             assert f"| {' | '.join(row[:10])} |" in page
     for row in cells("digits-unseen").values():
@@ -112,6 +113,11 @@ def averages(name: str, folders: list[str]) -> dict[int, float]:
         ("fedavgm", VARIANTS, "and {:+.1f} [{:+.1f}, {:+.1f}])"),
         ("fedfa-c", VARIANTS, "FedFA-C is where FedFA is on the same seeds ({:+.1f} [{:+.1f}, {:+.1f}];"),
         ("fedfa-r", VARIANTS, "FedFA-R is lower ({:+.1f} [{:+.1f}, {:+.1f}];"),
+        (
+            "fedsam",
+            ["digits-variants", "digits-main"],
+            "more than FedFA here: {:.1f} points, 95 % [{:+.1f}, {:+.1f}], paired on five seeds",
+        ),
         ("fedfa-c", ["digits-variants"], "does as well: {:+.1f} [{:+.1f}, {:+.1f}] to FedFA, paired on ten seeds."),
     ],
 )
