@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -27,8 +27,6 @@ class Entry:
     done: bool
     folder: Path | None = None
     """Where the rest is: traces and the federation's profile."""
-    chosen: Mapping[Rule, Selected] | None = None
-    """Test metrics by rule, where they are known: a summary has clients' numbers of few rounds."""
 
     @property
     def seed(self) -> int:
@@ -61,7 +59,7 @@ class Entry:
     @cached_property
     def selected(self) -> dict[Rule, Selected]:
         """Test metrics by each rule that the run has numbers for."""
-        return select_all(self) if self.chosen is None else dict(self.chosen)
+        return select_all(self)
 
     @cached_property
     def profile(self) -> dict[str, Any] | None:

@@ -209,7 +209,7 @@ def _entry(run: Run) -> Entry:
 
 def _summary(path: Path) -> Entry:
     found = read_summary(path)
-    return _whole(Entry(found.name, found.config, found.provenance, found.metrics, found.done, chosen=found.selected))
+    return _whole(Entry(found.name, found.config, found.provenance, found.metrics, found.done))
 
 
 def _whole(entry: Entry) -> Entry:
