@@ -15,8 +15,10 @@ import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -25,13 +27,14 @@ import fedfa
 from benchmarks.measure import ratios
 from fedfa import ClientIndex, Federation
 from fedfa.cuda_streams import borrowed_streams
+from fedfa.data.transforms import Flip, Rotate, Transforms
 from fedfa.engines.captured import Captured
 from fedfa.engines.client import Local
 from fedfa.engines.sequential import Sequential
 from fedfa.memory import Memory
 from fedfa.nets import AlexNet, LeNet, ResNet18
 from fedfa.precision import Precision, arithmetic
-from fedfa.server import Plan, Watcher, evaluate, first_state, play_round
+from fedfa.server import Plan, Watcher, collect_shares, evaluate, first_state, play_round
 from fedfa.state import ServerState
 from fedfa.task import Classification
 
@@ -107,7 +110,7 @@ def rounds(
     local = Local(batch_size=batch, lr=0.01, drop_last=drop_last)
     engine = kind(model, data, Classification(), rule, local, memory, 0, device="cuda", precision=precision, **own)
     plan = Plan(10**6, 0, tuple(data.clients), participation=participation, evaluate_every=10**6)
-    state = first_state(model, rule, len(data.clients)).to("cuda")
+    state = collect_shares(first_state(model, rule, len(data.clients)).to("cuda"), rule, engine, plan)
 
     def play() -> ServerState:
         nonlocal state
@@ -167,6 +170,36 @@ def ffa_cost(precision: Precision) -> None:
         play()
     ratio = ratios("without", variants, 24, warmup=2)["with"]
     print(f"FFA adds to a captured round, AlexNet 4 x 32, {precision}: {ratio - 1:+.1%}  (must +8 %)", flush=True)
+
+
+def transforms_cost() -> None:
+    """What flips and rotations add to a captured round of AlexNet, by our kernels and by torch's operations."""
+    data, turned = federation(4, 20 * 32, 256), Transforms((Flip(), Rotate()))
+    variants = {}
+    for name in ("without", "kernels", "torch"):
+        torch.manual_seed(0)
+        own = None if name == "without" else turned
+        variants[name] = rounds(Captured, AlexNet(10), data, 32, "bf16", transforms=own)
+        with mock.patch("fedfa.data.transforms.kernels", return_value=None) if name == "torch" else nullcontext():
+            for _ in range(2):  # in which steps are captured
+                variants[name]()
+    found = ratios("without", variants, 24)
+    text = f"{found['kernels'] - 1:+.1%} by kernels, {found['torch'] - 1:+.1%} by torch's operations"
+    print(f"flip and rotation add to a captured round, AlexNet 4 x 32, bf16: {text}", flush=True)
+
+
+def algorithms() -> None:
+    """What a captured round of AlexNet takes by algorithm, over FedAvg's."""
+    data = federation(4, 20 * 32, 256)
+    variants = {}
+    for name in ("fedavg", "fedsam", "fedrobust", "fedmix", "fedbn"):
+        torch.manual_seed(0)
+        variants[name] = rounds(Captured, AlexNet(10), data, 32, "bf16", algorithm=name)
+        for _ in range(2):
+            variants[name]()
+    found = ratios("fedavg", variants, 8)
+    text = ", ".join(f"{name} {ratio:.1f}" for name, ratio in found.items() if name != "fedavg")
+    print(f"a captured round over FedAvg's, AlexNet 4 x 32, bf16: {text}", flush=True)
 
 
 def office_sizes() -> Federation:
@@ -266,6 +299,8 @@ CASES: dict[str, Callable[[], None]] = {
     ),
     "ffa": lambda: ffa_cost("bf16"),
     "ffa-tf32": lambda: ffa_cost("tf32"),
+    "transforms": transforms_cost,
+    "algorithms": algorithms,
     "office": lambda: office(1, "30 s"),
     "office-seeds": lambda: office(5, "20 s"),
     "memory": memory,
