@@ -39,6 +39,11 @@ FUSION = "FedAvg,direct fusion,total,FedFA, kept,FedFA, released"
         ),
         ("office-precision-plain", ["office-precision", "--variant", "plain"], ["."]),
         ("digits-variants", ["digits-variants"], ["digits-variants"]),
+        (
+            "digits-variants-tuned",
+            ["digits-variants", "--tuned", str(RESULTS / "digits-variants-tuned" / "tuned.toml")],
+            ["digits-variants-tuned"],
+        ),
         ("digits-main", ["digits-main", "--seeds", "5"], ["digits-variants", "digits-main"]),
         ("digits-fusion", ["digits-fusion"], ["digits-variants", "digits-fusion"]),
         ("digits-augmentations", ["digits-augmentations"], ["digits-variants", "digits-augmentations"]),
@@ -79,7 +84,7 @@ def test_pages_quote_the_tables() -> None:
         assert f"| {' | '.join([*row[:2], *row[6:8], *row[10:13], *row[-2:]])} |" in front
     for row in cells("office-transforms").values():
         assert f"| {' | '.join(row[:11])} |" in page
-    for kind in ("main", "variants", "fusion", "augmentations", "alpha-p"):
+    for kind in ("main", "variants", "variants-tuned", "fusion", "augmentations", "alpha-p"):
         for row in cells(f"digits-{kind}").values():
             assert f"| {' | '.join(row[:10])} |" in page
     for row in cells("digits-unseen").values():
@@ -143,6 +148,15 @@ def test_what_flip_and_rotation_do_is_what_the_page_says() -> None:
     assert "({:.1f} points more with, [{:+.1f}, {:+.1f}])".format(*interval(more)) in words()
     low, high = foreseen([turned["fedfa"][seed] - turned["fedavg"][seed] for seed in range(10)])
     assert f"which one more seed might show too ({low:+.1f} to {high:+.1f})" in words()
+
+
+def test_what_tuning_does_is_what_the_page_says() -> None:
+    gains = {}
+    for name in ("fedavg", "fedfa"):
+        tuned, plain = (averages(name, [folder]) for folder in ("digits-variants-tuned", "digits-variants"))
+        gains[name] = interval([tuned[seed] - plain[seed] for seed in range(10)])
+    ours = "FedFA {:.1f} [{:+.1f}, {:+.1f}]".format(*gains["fedfa"])
+    assert "FedAvg gains {:.1f} points [{:+.1f}, {:+.1f}]".format(*gains["fedavg"]) + f", {ours}" in words()
 
 
 @pytest.mark.parametrize(
