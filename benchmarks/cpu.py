@@ -105,7 +105,7 @@ def layer_cost(network: Callable[..., nn.Module], batch: int, pixels: int, repea
         draws = Draws(model)
 
         def step() -> None:
-            ffa_module.augment = function  # type: ignore[assignment]
+            ffa_module.augment = function  # type: ignore[assignment]  # one function in the other's place
             for _ in range(10 if network is LeNet else 1):
                 draws.sample(batch, lambda _: generator)
                 optimizer.zero_grad()

@@ -165,7 +165,7 @@ def pfl(net: str, rounds: int, turns: Turns) -> None:
             with torch.no_grad():
                 return {"loss": Weighted(F.cross_entropy(self.net(x), y, reduction="sum").item(), len(x))}
 
-    class OneAtATime(TrainingProcessCallback):  # type: ignore[misc]
+    class OneAtATime(TrainingProcessCallback):  # type: ignore[misc]  # pfl has no types here
         def on_train_begin(self, *, model: object) -> Metrics:
             turns.wait()
             return Metrics()
@@ -221,7 +221,7 @@ def flower(net: str, rounds: int, turns: Turns) -> None:
         content = RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics})
         return Message(content=content, reply_to=message)
 
-    class OneAtATime(FedAvg):  # type: ignore[misc]
+    class OneAtATime(FedAvg):  # type: ignore[misc]  # nor has Flower
         def configure_train(self, *given: object) -> object:
             turns.wait()
             return super().configure_train(*given)
@@ -278,7 +278,7 @@ class Worker:
     """One framework in a process of its own, told when to play a round."""
 
     def __init__(self, name: str, net: str, rounds: int) -> None:
-        self.name, self.log = name, tempfile.TemporaryFile("w+")  # noqa: SIM115
+        self.name, self.log = name, tempfile.TemporaryFile("w+")  # noqa: SIM115  # closed with the process
         self.losses: list[float] = []
         self.cpu: list[float] = []
         code = f"from benchmarks import peers; peers.work({name!r}, {net!r}, {rounds})"

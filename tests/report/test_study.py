@@ -310,6 +310,8 @@ def test_a_turn_is_of_the_methods_and_seeds_that_hold_out_all() -> None:
     assert [(series.label, [run.seed for run in series.used]) for series in whole.series] == [("fedavg", [0])]
     apart = study(turn("amazon", one), turn("dslr", one, algorithm="fedfa"), turn("dslr", one, seed=1)).panels
     assert not any(panel.in_turn or panel.within for panel in apart)
+    apart = study(turn("amazon", one), turn("dslr", one, metric="dice")).panels
+    assert not any(panel.in_turn or panel.within for panel in apart)
 
 
 def test_the_papers_average_is_of_all_clients() -> None:

@@ -228,12 +228,12 @@ def panels_of(entries: Sequence[Entry]) -> list[Panel]:
     whole = [_without_held_out(_federation(first)) for first in firsts]
     titles = told_apart(whole, "source.name")
     panels = [_panel(t + _without(held[0]), held) for t, held in zip(titles, federations.values(), strict=True)]
-    turns: dict[str, list[Panel]] = {}
+    turns: dict[tuple[str, str], list[Panel]] = {}
     for title, panel in zip(titles, panels, strict=True):
         if len(panel.held_out) == 1:
-            turns.setdefault(title, []).append(panel)
+            turns.setdefault((title, panel.metric), []).append(panel)
     found = []
-    for title, held in turns.items():
+    for (title, _), held in turns.items():
         held.sort(key=lambda panel: panel.held_out)
         whole_turn = _in_turn(title, held) if len(held) > 1 else None
         if whole_turn is not None:
