@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from fedfa.algorithms.base import Algorithm, Share, at_least, fraction
 from fedfa.engines.client import Client
+from fedfa.layers.second_order import TwiceDifferentiable
 from fedfa.reduction import Reduced
 from fedfa.state import ServerState
 from fedfa.task import Batch, class_shares
@@ -66,8 +67,10 @@ class FedMix(Algorithm):
         drawn = torch.randint(len(images), (1,), generator=client.streams("fedmix"), device=images.device)
         image, label = images.index_select(0, drawn), labels.index_select(0, drawn)
         x = ((1 - self.lam) * batch.x).requires_grad_()
-        output = client.model(x)
+        convolutions = TwiceDifferentiable()
+        with convolutions:
+            output = client.model(x)
         own = (1 - self.lam) * client.task.batch_loss(output, batch)
         others = client.task.loss(output, label.expand(len(batch), *label.shape[1:]))
-        (slope,) = torch.autograd.grad(own, x, create_graph=True)
+        slope = convolutions.slope(own, x)
         return own + self.lam * others + self.lam * (slope * image).sum()
