@@ -69,6 +69,7 @@ def play(
         for _ in range(rounds):
             server, record = play_round(server, rule, engine, plan, watcher or Watcher())
             records.append(record)
+        engine.close()
     return server, records, memory
 
 
@@ -279,6 +280,25 @@ def test_too_little_memory_means_fewer_lanes(tmp_path: Path, monkeypatch: pytest
     plain, *_ = play(Sequential, algorithm("fedprox"), tmp_path / "b")
     assert said and "the GPU has no room for more" in said[0]
     assert_alike(dict(plain.model), dict(ours.model))
+
+
+def test_the_end_of_a_run_gives_memory_back(tmp_path: Path) -> None:
+    """A graph's memory is its own, and stays with torch until someone says otherwise."""
+    given: list[int] = []
+
+    class Weighed(Captured):
+        def close(self) -> None:
+            held = torch.cuda.memory_reserved()
+            super().close()
+            given.append(held - torch.cuda.memory_reserved())
+
+    images = torch.randint(256, (32, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    none = torch.arange(0)
+    clients = {f"{i}": ClientIndex(torch.arange(8) + 8 * i, none, none) for i in range(4)}
+    federation = Federation("small", "classification", images, torch.arange(32) % 3, tuple("abc"), clients)
+    server, *_ = play(Weighed, Algorithm(), tmp_path, model=ResNet18(3), federation=federation)
+    size = sum(tensor.nbytes for tensor in server.model.values())
+    assert given[0] > 4 * 2 * size  # each lane's model and, at least, its gradients
 
 
 def test_a_full_gpu_means_fewer_lanes(tmp_path: Path) -> None:

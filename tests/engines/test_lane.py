@@ -1,7 +1,9 @@
-"""Which steps a lane captures and replays, decided without a GPU; what is captured is tested in test_captured.py."""
+"""Which steps a lane captures and replays, and which clients it gets, decided without a GPU; what is captured is tested
+in test_captured.py."""
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from types import SimpleNamespace
 from typing import Any
@@ -9,7 +11,7 @@ from typing import Any
 import pytest
 
 from fedfa.engines.captured import Captured
-from fedfa.engines.lane import MOST_SIZES, OFTEN, STRETCH, Lane
+from fedfa.engines.lane import ALWAYS, MOST_SIZES, OFTEN, STRETCH, Lane, assigned
 
 
 def lane(*captured: tuple[int, int]) -> Any:
@@ -74,3 +76,53 @@ def test_the_freest_lanes_come_first() -> None:
             given[own] += sizes.pop(0)
     assert sorted(given.values()) == [115, 120, 130]
     assert [given[own] for own in engine._lanes] == [90 + 30 + 10, 80 + 40, 50 + 45 + 20]
+
+
+def sizes(*found: int) -> frozenset[int]:
+    return frozenset(found)
+
+
+def test_where_sizes_are_alike_lanes_come_in_their_order() -> None:
+    assert assigned([sizes(10)] * 3, [{}, {10: ALWAYS, 3: 4}, {10: 2}]) == [0, 1, 2]
+    assert assigned([], []) == []
+
+
+def test_a_client_goes_where_its_sizes_are_captured() -> None:
+    lanes = [{10: ALWAYS, 3: ALWAYS}, {10: ALWAYS, 7: ALWAYS}, {10: ALWAYS}]
+    assert assigned([sizes(10, 7), sizes(10), sizes(10, 3)], lanes) == [1, 2, 0]
+
+
+def test_a_client_that_suits_everywhere_leaves_the_lane_to_one_that_does_not() -> None:
+    lanes = [{10: ALWAYS, 3: ALWAYS, 5: ALWAYS}, {10: ALWAYS, 4: ALWAYS}]
+    assert assigned([sizes(10), sizes(10, 3)], lanes) == [1, 0]
+
+
+def test_before_anything_is_captured_sizes_meet_where_they_were() -> None:
+    lanes = [{10: 30, 3: 1}, {10: 30, 7: 2}, {10: 30, 3: 2}]
+    assert assigned([sizes(10, 3), sizes(10, 7), sizes(10, 5)], lanes) == [2, 1, 0]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_everyone_gets_a_lane_of_its_own(seed: int) -> None:
+    draw = random.Random(seed)
+    count = draw.randint(1, 12)
+    clients = [sizes(10, *draw.sample(range(2, 10), draw.randint(0, 1))) for _ in range(count)]
+    lanes = [Counter({size: draw.choice([0, 1, 3, ALWAYS]) for size in range(2, 11)}) for _ in range(count)]
+    assert sorted(assigned(clients, lanes)) == list(range(count))
+
+
+def test_a_federation_with_many_last_batches_captures_fewer() -> None:
+    """Ten of a hundred clients a round, with last batches of 0 to 9 in batches of ten, for a hundred rounds: a lane
+    captures a size when it has met it four times."""
+
+    def captures(matched: bool) -> int:
+        draw, lanes = random.Random(0), [Counter[int]() for _ in range(10)]
+        last = [draw.randint(0, 9) for _ in range(100)]
+        for _ in range(100):
+            clients = [sizes(10, *([last[i]] if last[i] > 1 else [])) for i in draw.sample(range(100), 10)]
+            known = [{size: n if n < OFTEN else ALWAYS for size, n in lane.items()} for lane in lanes]
+            for client, lane in zip(clients, assigned(clients, known) if matched else range(10), strict=True):
+                lanes[lane].update(client)
+        return sum(n >= OFTEN for lane in lanes for n in lane.values())
+
+    assert captures(matched=True) < 0.7 * captures(matched=False)

@@ -30,7 +30,7 @@ from fedfa.cuda_streams import borrowed_streams
 from fedfa.data.federation import Split
 from fedfa.engines.base import Refused, Score
 from fedfa.engines.client import Broadcast, Client, batches
-from fedfa.engines.lane import ONE_CAPTURE, Lane, captured
+from fedfa.engines.lane import ONE_CAPTURE, Lane, assigned, captured
 from fedfa.engines.sequential import Sequential
 from fedfa.reduction import Update
 from fedfa.rows import copy_all
@@ -101,6 +101,16 @@ class Captured(Sequential):
             self.say(f"engine captured: {reason}, so clients train one after another")
         return reason is not None
 
+    def close(self) -> None:
+        """Give the GPU's memory back. That of graphs would stay with torch when the run is gone, where neither another
+        run's graphs nor another process can have it."""
+        for lane in self._lanes:
+            lane.stream.synchronize()
+        for held in (self._lanes, self._sweeps, self._model, self._extras):
+            held.clear()
+        with ONE_CAPTURE:
+            torch.cuda.empty_cache()
+
     def train(self, broadcast: Broadcast, names: Sequence[str]) -> Iterator[Update | Refused]:
         waiting = sorted(names, key=lambda name: -len(self.federation.clients[name].train))
         if not self._eager:
@@ -129,18 +139,20 @@ class Captured(Sequential):
             self._left_over = False
 
     def _wave(self, waiting: Sequence[str], broadcast: Broadcast, given: Counter[Lane]) -> list[Sent]:
-        """Start the first of the waiting clients, one in each lane. They come the largest first, so the lane that has
-        got least takes the next: all end at about the same time."""
+        """Start the first of the waiting clients, one in each lane. They come the largest first, and go to lanes that
+        have got least: all end at about the same time. Which of these a client goes to, its batch sizes say."""
         self._waves += 1
-        lanes = self._freest(len(waiting), given)
-        clients = [self._client(name, broadcast, lane) for name, lane in zip(waiting, lanes, strict=False)]
-        parts = [self._parts(client) for client in clients]
+        free = self._freest(len(waiting), given)
+        names = waiting[: len(free)]
+        parts = [self._parts(name, broadcast.round) for name in names]
+        lanes = [free[i] for i in assigned([frozenset(map(len, own)) for own in parts], [lane.knows for lane in free])]
+        clients = [self._client(name, broadcast, lane) for name, lane in zip(names, lanes, strict=True)]
         lengths = [sum(map(len, own)) for own in parts]
         rows = [part for own in parts for part in own]
         whole = torch.cat(rows) if rows else torch.empty(0, dtype=torch.int64)
         orders = whole.pin_memory().to(self.device, non_blocking=True)  # one copy for all of the wave
         wave = []
-        for client, lane, own, order in zip(clients, lanes, parts, orders.split(lengths), strict=False):
+        for client, lane, own, order in zip(clients, lanes, parts, orders.split(lengths), strict=True):
             sent = self._start(client, lane, order, [len(part) for part in own])
             if sent is None:  # that lane had no room, or nothing can be captured
                 break
@@ -148,9 +160,9 @@ class Captured(Sequential):
             wave.append(sent)
         return wave
 
-    def _parts(self, client: Client) -> list[Tensor]:
-        order = Streams(self.seed, client.round, client.name).host("order")
-        return list(batches(client.index.train, self.local, order))
+    def _parts(self, name: str, round: int) -> list[Tensor]:
+        order = Streams(self.seed, round, name).host("order")
+        return list(batches(self.federation.clients[name].train, self.local, order))
 
     def _hand_over(self, wave: list[Sent], broadcast: Broadcast) -> Iterator[Update | Refused]:
         """What a wave sends. The GPU is waited for once for all of it."""

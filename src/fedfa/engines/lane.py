@@ -27,8 +27,11 @@ MOST_SIZES = 8
 STRETCH = 4
 """Steps of one size, one after another, that are captured as one graph too: each replay has the GPU wait for its start,
 and for the random streams to be moved on."""
+ALWAYS = 2**62
+"""As often as no batch size comes."""
 WARM_UP = 3
-"""Eager steps before a capture, in which cuDNN and the optimiser allocate what they need."""
+"""Eager steps before a lane's first capture, in which cuDNN and the optimiser allocate what they need. Before others
+one is enough, for kernels that have not met the batch size."""
 
 ONE_CAPTURE = threading.Lock()
 """Held while something is captured: runs may share the GPU from threads of one process."""
@@ -150,6 +153,11 @@ class Lane:
         return bool(self._graphs)
 
     @property
+    def knows(self) -> dict[int, int]:
+        """Batch sizes that it has met, and how often; those that are captured, always."""
+        return {**self._seen, **{size: ALWAYS for size, _ in self._graphs}}
+
+    @property
     def settled(self) -> bool:
         """Whether what clients send is captured."""
         return bool(self._exits)
@@ -170,7 +178,8 @@ class Lane:
 
     def capture(self, client: Client, algorithm: Algorithm, size: int, steps: int) -> None:
         """Capture some steps with batches of one size. The client has begun, and has to begin again afterwards."""
-        for _ in range(WARM_UP if steps == 1 else 0):
+        eager = 1 if self.works else WARM_UP
+        for _ in range(eager if steps == 1 else 0):
             self.cursor.zero_()
             self._step(client, algorithm, size)
         graph = torch.cuda.CUDAGraph()
@@ -216,6 +225,26 @@ class Lane:
             _, number, key = name.split("/")
             state = optimizer.state[parameters[int(number)]]
             state.setdefault(key, tensor.clone()).copy_(tensor)
+
+
+def assigned(clients: Sequence[frozenset[int]], lanes: Sequence[Mapping[int, int]]) -> list[int]:
+    """A lane for each client, by the client's batch sizes and by what the lanes know, of which there are as many: the
+    one that has captured these sizes, or else has met them most often, so that few lanes capture the same; where that
+    makes no difference, in their order. Of two clients the one that fewer lanes suit chooses first."""
+    if len(set(clients)) < 2:
+        return list(range(len(clients)))
+    new = [[[lane.get(size, 0) for size in sizes if lane.get(size) != ALWAYS] for lane in lanes] for sizes in clients]
+    suiting = [sum(not sizes for sizes in row) for row in new]
+    pairs = sorted(
+        (len(sizes), suiting[client], -min(sizes, default=0), len(lanes[lane]), client, lane)
+        for client, row in enumerate(new)
+        for lane, sizes in enumerate(row)
+    )
+    found: dict[int, int] = {}
+    for *_, client, lane in pairs:
+        if client not in found and lane not in found.values():
+            found[client] = lane
+    return [found[client] for client in range(len(clients))]
 
 
 def _stretches(sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
