@@ -58,6 +58,19 @@ def test_a_federation_is_a_panel() -> None:
     assert found.panels[1].client_title("dslr") == "dslr (unseen)"
 
 
+def test_a_federation_is_told_from_others_of_its_name() -> None:
+    """One's own folders are called what the experiment is called."""
+    found = study(
+        entry(scores(0.5), **{"split.fraction": 1.0}),
+        entry(scores(0.5), name="eyes", **{"source.name": "segmentation_folders", "split.fraction": 0.5}),
+        entry(scores(0.5), name="skin", **{"source.name": "segmentation_folders", "split.fraction": 0.25}),
+        entry(scores(0.5), name="one", **{"source.name": "image_folders", "split.fraction": 0.25}),
+        entry(scores(0.5), name="two", **{"source.name": "image_folders", "split.fraction": 0.25}),
+        entry(scores(0.5), name="two", **{"source.name": "image_folders", "split.fraction": 0.5}),
+    )
+    assert [panel.title for panel in found.panels] == ["office_caltech10", "eyes", "skin", "image_folders", "two"]
+
+
 def test_fedavg_comes_first_and_is_what_others_are_compared_with() -> None:
     (panel,) = study(entry(scores(0.5), algorithm="fedfa"), entry(scores(0.4))).panels
     assert [series.label for series in panel.series] == ["fedavg", "fedfa"] and panel.baseline == 0

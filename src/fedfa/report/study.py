@@ -22,6 +22,8 @@ BESIDES = COSMETIC | {"name", "seed", "device", "threads", "engine", "source.pat
 """Settings that do not make a run one of another series."""
 FEDERATION = ("source", "partition", "split", "held_out")
 """Settings that make a federation."""
+OWN = "_folders"
+"""How sources end that read whatever is in someone's own folders."""
 MOST_CLIENTS = 12
 """Clients that have columns and curves of their own."""
 FIRST = ("fedavg",)
@@ -224,9 +226,7 @@ def panels_of(entries: Sequence[Entry]) -> list[Panel]:
     federations: dict[str, list[Entry]] = {}
     for entry in entries:
         federations.setdefault(_key(entry), []).append(entry)
-    firsts = [held[0] for held in federations.values()]
-    whole = [_without_held_out(_federation(first)) for first in firsts]
-    titles = told_apart(whole, "source.name")
+    titles = _titles(list(federations.values()))
     panels = [_panel(t + _without(held[0]), held) for t, held in zip(titles, federations.values(), strict=True)]
     turns: dict[tuple[str, str], list[Panel]] = {}
     for title, panel in zip(titles, panels, strict=True):
@@ -240,6 +240,22 @@ def panels_of(entries: Sequence[Entry]) -> list[Panel]:
             found += [whole_turn, *(replace(panel, within=True) for panel in held)]
             panels = [panel for panel in panels if panel not in held]
     return [*found, *panels]
+
+
+def _titles(federations: Sequence[Sequence[Entry]]) -> list[str]:
+    """What each federation is called: its source, or for folders of someone's own the experiment, and what tells it
+    from others of that name."""
+    named: dict[str, dict[int, dict[str, Any]]] = {}
+    for number, entries in enumerate(federations):
+        settings = _without_held_out(_federation(entries[0]))
+        experiments = {str(entry.config.get("name")) for entry in entries}
+        if settings["source.name"].endswith(OWN) and len(experiments) == 1:
+            settings["source.name"] = experiments.pop()
+        named.setdefault(settings["source.name"], {})[number] = settings
+    titles: dict[int, str] = {}
+    for found in named.values():
+        titles |= zip(found, told_apart(list(found.values()), "source.name"), strict=True)
+    return [titles[number] for number in range(len(federations))]
 
 
 def _in_turn(title: str, panels: Sequence[Panel]) -> Panel | None:
