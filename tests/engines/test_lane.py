@@ -3,15 +3,17 @@ in test_captured.py."""
 
 from __future__ import annotations
 
+import gc
 import random
 from collections import Counter
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from fedfa.engines.captured import Captured
-from fedfa.engines.lane import ALWAYS, MOST_SIZES, OFTEN, STRETCH, Lane, assigned
+from fedfa.engines.lane import ALWAYS, MOST_SIZES, OFTEN, STRETCH, Lane, assigned, captured
 
 
 def lane(*captured: tuple[int, int]) -> Any:
@@ -47,6 +49,19 @@ def test_no_more_sizes_than_there_is_room_for() -> None:
     assert len(known) == MOST_SIZES
     full = lane(*((size, 1) for size in range(100, 100 + MOST_SIZES)))
     assert full.missing([5] * OFTEN) == []
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_no_garbage_is_collected_in_a_capture(fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph that is freed by the thread that captures another one ends the capture."""
+    monkeypatch.setattr("fedfa.engines.lane._give_up", lambda *_: None)  # which speaks to torch's allocator
+    seen = []
+    graph: Any = SimpleNamespace(capture_begin=lambda *_, **__: seen.append(gc.isenabled()), capture_end=lambda: None)
+    gc.enable()
+    with pytest.raises(ZeroDivisionError) if fails else nullcontext(), captured(graph, pool=(0, 1)):
+        seen.append(gc.isenabled())
+        assert not fails or 1 // 0
+    assert seen == [False, False] and gc.isenabled()
 
 
 @pytest.mark.parametrize(

@@ -106,9 +106,9 @@ class Captured(Sequential):
         run's graphs nor another process can have it."""
         for lane in self._lanes:
             lane.stream.synchronize()
-        for held in (self._lanes, self._sweeps, self._model, self._extras):
-            held.clear()
         with ONE_CAPTURE:
+            for held in (self._lanes, self._sweeps, self._model, self._extras):
+                held.clear()
             torch.cuda.empty_cache()
 
     def train(self, broadcast: Broadcast, names: Sequence[str]) -> Iterator[Update | Refused]:
@@ -200,8 +200,9 @@ class Captured(Sequential):
             if held.keys() != sent.keys():
                 held.clear()
                 held.update({name: torch.empty_like(tensor).copy_(sent[name]) for name, tensor in like.items()})
-                self._lanes.clear()  # their graphs look in the old places
-                self._sweeps.clear()
+                with ONE_CAPTURE:
+                    self._lanes.clear()  # their graphs look in the old places
+                    self._sweeps.clear()
             changing = [name for name in held if name not in self.algorithm.constants]
             if changing:
                 copy_all([held[name] for name in changing], [sent[name] for name in changing])
@@ -271,8 +272,8 @@ class Captured(Sequential):
         """Go on with as many lanes as there is room for, or without any."""
         torch.cuda.synchronize()  # a lane may be at work
         self._most = most
-        del self._lanes[most:]
         with ONE_CAPTURE:
+            del self._lanes[most:]
             torch.cuda.empty_cache()
         self._eager = self._most < 1
         how = "one after another" if self._eager else f"{self._most} at a time"

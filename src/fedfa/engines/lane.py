@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import itertools
 import threading
 from collections import Counter
@@ -34,7 +35,7 @@ WARM_UP = 3
 one is enough, for kernels that have not met the batch size."""
 
 ONE_CAPTURE = threading.Lock()
-"""Held while something is captured: runs may share the GPU from threads of one process."""
+"""Held while something is captured, or given back: runs may share the GPU from threads of one process."""
 
 
 @contextlib.contextmanager
@@ -44,7 +45,7 @@ def captured(
     """Capture what happens on this thread's current stream. Graphs whose memory comes from one pool must leave nothing
     in it that is needed after another of them has run. (`torch.cuda.graph` would collect garbage and wait for the
     device each time, which takes longer than a capture.)"""
-    with ONE_CAPTURE:
+    with ONE_CAPTURE, _no_garbage_collected():
         for generator in generators:
             graph.register_generator_state(generator)
         pool = pool or torch.cuda.graph_pool_handle()
@@ -55,6 +56,18 @@ def captured(
         except BaseException:
             _give_up(graph, pool)
             raise
+
+
+@contextlib.contextmanager
+def _no_garbage_collected() -> Iterator[None]:
+    """Graphs that are garbage must not be freed by a thread that captures: the driver does not permit it."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
 
 
 def _give_up(graph: torch.cuda.CUDAGraph, pool: Any) -> None:
