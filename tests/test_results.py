@@ -49,6 +49,7 @@ FUSION = "FedAvg,direct fusion,total,FedFA, corrected,FedFA, kept,FedFA, release
         ("digits-main", ["digits-main", "--seeds", "5"], ["digits-variants", "digits-main"]),
         ("digits-fusion", ["digits-fusion"], ["digits-variants", "digits-fusion"]),
         ("digits-augmentations", ["digits-augmentations"], ["digits-variants", "digits-augmentations"]),
+        ("digits-layers", ["digits-layers"], ["digits-variants", "digits-layers"]),
         ("digits-alpha-p", ["digits-alpha-p"], ["digits-variants", "digits-alpha-p"]),
         ("digits-unseen", ["digits-unseen"], ["digits-unseen"]),
         ("mnist-writers", ["mnist-writers", "--seeds", "3", "--only", WRITERS], ["mnist-writers"]),
@@ -92,7 +93,7 @@ def test_pages_quote_the_tables() -> None:
         assert f"| {' | '.join([*row[:3], *row[-4:]])} |" in page
     for row in cells("office-transforms").values():
         assert f"| {' | '.join(row[:11])} |" in page
-    for kind in ("main", "variants", "variants-tuned", "fusion", "augmentations", "alpha-p"):
+    for kind in ("main", "variants", "variants-tuned", "fusion", "augmentations", "layers", "alpha-p"):
         for row in cells(f"digits-{kind}").values():
             assert f"| {' | '.join(row[:10])} |" in page
     for row in cells("digits-unseen").values():
