@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from fedfa.engines.captured import Captured
 from fedfa.engines.lane import ALWAYS, MOST_SIZES, OFTEN, STRETCH, Lane, assigned, captured
@@ -91,6 +92,33 @@ def test_the_freest_lanes_come_first() -> None:
             given[own] += sizes.pop(0)
     assert sorted(given.values()) == [115, 120, 130]
     assert [given[own] for own in engine._lanes] == [90 + 30 + 10, 80 + 40, 50 + 45 + 20]
+
+
+@pytest.mark.parametrize(
+    ("failures", "given", "tries", "sent"),
+    [(0, True, 1, "sent"), (1, True, 2, "sent"), (1, False, 1, None), (2, True, 2, None)],
+)
+def test_without_room_a_client_is_started_again_if_memory_was_given_back(
+    failures: int, given: bool, tries: int, sent: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: None)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    engine: Any = object.__new__(Captured)
+    begun, fewer, client = [], [], SimpleNamespace(memory={"kept": 1})
+
+    def played(client: Any, *_: Any) -> tuple[str, bool]:
+        begun.append(client.memory)
+        client.memory = {"kept": 2}  # as steps leave it
+        if len(begun) <= failures:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return "sent", False
+
+    engine._played, engine._gave_back, engine._fewer = played, lambda: given, fewer.append
+    own = SimpleNamespace(stream=SimpleNamespace(wait_stream=lambda _: None), works=True)
+    engine._lanes = [own, SimpleNamespace(works=True), SimpleNamespace(works=False)]
+    assert engine._start(client, own, None, [10]) == sent
+    assert begun == [{"kept": 1}] * tries
+    assert fewer == ([] if sent else [1])
 
 
 def sizes(*found: int) -> frozenset[int]:

@@ -215,21 +215,35 @@ class Captured(Sequential):
 
     def _start(self, client: Client, lane: Lane, order: Tensor, sizes: Sequence[int]) -> Sent | None:
         """Hand a client's whole round to its lane. None where that cannot be."""
-        lane.stream.wait_stream(torch.cuda.current_stream())
-        try:
-            with torch.cuda.stream(lane.stream):
-                sent, new = self._played(client, lane, order, sizes)
-            if new:
-                self._keep_room()
-            return sent
-        except torch.OutOfMemoryError:
-            self._fewer(sum(other.works for other in self._lanes if other is not lane))
-        except RuntimeError as error:
-            if "captur" not in str(error):
-                raise
-            self._eager = True
-            self._say_why("this step", error, "clients train one after another")
+        memory = client.memory
+        for first in (True, False):
+            client.memory = memory
+            lane.stream.wait_stream(torch.cuda.current_stream())
+            try:
+                with torch.cuda.stream(lane.stream):
+                    sent, new = self._played(client, lane, order, sizes)
+                if new:
+                    self._keep_room()
+                return sent
+            except torch.OutOfMemoryError:
+                pass
+            except RuntimeError as error:
+                if "captur" not in str(error):
+                    raise
+                self._eager = True
+                self._say_why("this step", error, "clients train one after another")
+                return None
+            if not (first and self._gave_back()):
+                break
+        self._fewer(sum(other.works for other in self._lanes if other is not lane))
         return None
+
+    def _gave_back(self) -> bool:
+        """Whether there was memory that nobody used: an eager step finds it by itself, a capture does not."""
+        held = torch.cuda.memory_reserved(self.device)
+        with ONE_CAPTURE:
+            torch.cuda.empty_cache()
+        return torch.cuda.memory_reserved(self.device) < held
 
     def _say_why(self, what: str, error: RuntimeError, so: str) -> None:
         line = str(error).strip().splitlines()[0]
