@@ -36,10 +36,9 @@ def test_digits_with_an_augmentation(tmp_path: Path, algorithm: str, augmentatio
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "fedfa", "fedbn", "fedharmo", "fedmix"])
 def test_phantoms(tmp_path: Path, algorithm: str) -> None:
-    """Thresholding brightness, with the best window for each site, gives a Dice below 0.3. FedMix, which learns and
-    falters, was at 0.39 after twelve rounds."""
+    """Thresholding brightness, with the best window for each site, gives a Dice below 0.3."""
     run = fedfa.run("phantom-sites", root=tmp_path, algorithm=algorithm, rounds=12)
-    assert run.metrics[-1]["test"]["mean"] > (0.35 if algorithm == "fedmix" else 0.4)
+    assert run.metrics[-1]["test"]["mean"] > 0.4
 
 
 def test_a_site_that_never_trained(tmp_path: Path) -> None:
