@@ -134,8 +134,7 @@ class Captured(Sequential):
         if self._left_over:
             free, total = torch.cuda.mem_get_info(self.device)
             if free < SCARCE * total:
-                with ONE_CAPTURE:
-                    torch.cuda.empty_cache()
+                self._gave_back()
             self._left_over = False
 
     def _wave(self, waiting: Sequence[str], broadcast: Broadcast, given: Counter[Lane]) -> list[Sent]:
@@ -216,7 +215,7 @@ class Captured(Sequential):
     def _start(self, client: Client, lane: Lane, order: Tensor, sizes: Sequence[int]) -> Sent | None:
         """Hand a client's whole round to its lane. None where that cannot be."""
         memory = client.memory
-        for first in (True, False):
+        for _ in range(2):
             client.memory = memory
             lane.stream.wait_stream(torch.cuda.current_stream())
             try:
@@ -233,13 +232,14 @@ class Captured(Sequential):
                 self._eager = True
                 self._say_why("this step", error, "clients train one after another")
                 return None
-            if not (first and self._gave_back()):
+            if not self._gave_back():
                 break
         self._fewer(sum(other.works for other in self._lanes if other is not lane))
         return None
 
     def _gave_back(self) -> bool:
-        """Whether there was memory that nobody used: an eager step finds it by itself, a capture does not."""
+        """Give back what torch keeps and nobody uses, which an eager step finds by itself and a capture does not.
+        Whether there was any."""
         held = torch.cuda.memory_reserved(self.device)
         with ONE_CAPTURE:
             torch.cuda.empty_cache()

@@ -43,12 +43,12 @@ class TwiceDifferentiable(TorchFunctionMode):
         asked = _ASKED[function](*args, **kwargs) if function in _ASKED else None
         if asked is None or not _pays(asked[0][0]) or transformed():
             return function(*args, **kwargs)
-        tensors, way = asked
-        kind = tensors[0].device.type
+        (x, weight, bias), way = asked
+        kind = x.device.type
         if torch.is_autocast_enabled(kind):  # which knows torch's own functions, and not ours
             dtype = torch.get_autocast_dtype(kind)
-            tensors = tuple(None if tensor is None else tensor.to(dtype) for tensor in tensors)  # type: ignore[assignment]
-        return _Convolution.apply(*tensors, way, self)  # type: ignore[no-untyped-call]  # torch's
+            x, weight, bias = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
+        return _Convolution.apply(x, weight, bias, way, self)  # type: ignore[no-untyped-call]  # torch's
 
 
 def _pays(x: Tensor) -> bool:
