@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ RESULTS = ROOT / "results"
 
 WRITERS = "FedProx,FedSAM,FedAvgM,FedRobust,FedMix,FedFA"
 VARIANTS = ["office-main-plain", "office-variants-plain"]
+TURNED = ["office-main", "office-variants"]
 TRANSFORMS = "FedAvg, flip and rotation,FedFA,FedFA, flip and rotation"
 FUSION = "FedAvg,direct fusion,total,FedFA, corrected,FedFA, kept,FedFA, released"
 
@@ -32,7 +34,11 @@ FUSION = "FedAvg,direct fusion,total,FedFA, corrected,FedFA, kept,FedFA, release
         ("office-unseen", ["office-unseen", "--only", "FedFA"], ["office-unseen"]),
         ("pacs-unseen", ["pacs-unseen", "--only", "FedFA"], ["pacs-unseen"]),
         ("fundus-mini", ["fundus-mini", "--only", "FedFA"], ["fundus-mini"]),
-        ("cifar10-dir0.6-text", ["cifar10-dir0.6", "--variant", "text", "--only", "FedAvg"], ["cifar10-dir0.6-text"]),
+        ("fundus-fractions", ["fundus-fractions", "--only", "FedFA"], ["fundus-mini", "fundus-fractions"]),
+        ("cifar10-dir0.6-text", ["cifar10-dir0.6", "--variant", "text", "--only", "FedFA"], ["cifar10-dir0.6-text"]),
+        ("cifar10-dir0.3-text", ["cifar10-dir0.3", "--variant", "text", "--only", "FedFA"], ["cifar10-dir0.3-text"]),
+        ("office-variants", ["office-variants"], TURNED),
+        ("office-fusion", ["office-fusion", "--only", FUSION], ["office-main", "office-fusion"]),
         ("office-variants-plain", ["office-variants", "--variant", "plain"], VARIANTS),
         (
             "office-fusion-plain",
@@ -60,13 +66,14 @@ def test_a_table_is_made_of_its_runs(name: str, words: list[str], folders: list[
     asked = ["reproduce", *words, "--table-only", "--quiet", *sources]
     made = CliRunner().invoke(app, [*asked, "--out", str(tmp_path)])
     assert made.exit_code == 0, made.output
-    for kind in ("md", "csv", "tex"):
-        file = f"{name}.{kind}"
-        assert (tmp_path / "tables" / file).read_text() == (RESULTS / "tables" / file).read_text()
+    files = [path for path in (tmp_path / "tables").iterdir() if path.suffix != ".png"]
+    assert {path.suffix for path in files} == {".md", ".csv", ".tex"} and tmp_path / "tables" / f"{name}.md" in files
+    for path in files:
+        assert path.read_text() == (RESULTS / "tables" / path.name).read_text(), path.name
 
 
 def cells(table: str) -> dict[str, list[str]]:
-    """The rows of a table of ours, by name."""
+    """The rows of a table of ours, by name; of its last group, where it has groups."""
     lines = (RESULTS / "tables" / f"{table}.md").read_text().splitlines()
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if "±" in line]
     return {row[0]: row for row in rows if len(row) > 3}
@@ -87,10 +94,10 @@ def test_pages_quote_the_tables() -> None:
     for row in cells("pacs-unseen").values():
         assert f"| {' | '.join(row[:13])} |" in page
         assert f"| {' | '.join([*row[:2], *row[6:8], *row[10:13]])} |" in front
-    for row in cells("fundus-mini").values():
+    for row in (*cells("fundus-mini").values(), *cells("fundus-fractions").values()):
         assert f"| {' | '.join(row[:9])} |" in page
-    for row in cells("cifar10-dir0.6-text").values():
-        assert f"| {' | '.join([*row[:3], *row[-4:]])} |" in page
+    for row in (*cells("cifar10-dir0.6-text").values(), *cells("cifar10-dir0.3-text").values()):
+        assert f"| {' | '.join([*row[:6], *row[-4:]])} |" in page
     for row in cells("office-transforms").values():
         assert f"| {' | '.join(row[:11])} |" in page
     for kind in ("main", "variants", "variants-tuned", "fusion", "augmentations", "layers", "alpha-p"):
@@ -98,8 +105,9 @@ def test_pages_quote_the_tables() -> None:
             assert f"| {' | '.join(row[:10])} |" in page
     for row in cells("digits-unseen").values():
         assert f"| {' | '.join(row[:12])} |" in page
-    for row in (*cells("office-variants-plain").values(), *cells("office-fusion-plain").values()):
-        assert f"| {' | '.join([*row[:11], *row[-2:]])} |" in page
+    for kind in ("variants", "variants-plain", "fusion", "fusion-plain"):
+        for row in cells(f"office-{kind}").values():
+            assert f"| {' | '.join([*row[:11], *row[-2:]])} |" in page
     for name, row in cells("office-precision-plain").items():
         assert f"| {name} | {row[6]} | {row[7]} | {row[-2]} | {row[-1]} |" in page
     for name, row in cells("mnist-writers").items():
@@ -126,7 +134,9 @@ def averages(name: str, folders: list[str]) -> dict[int, float]:
         ("fedsam", VARIANTS, "FedSAM and FedAvgM are level with FedFA ({:.1f} [{:+.1f}, {:+.1f}] and"),
         ("fedavgm", VARIANTS, "and {:+.1f} [{:+.1f}, {:+.1f}])"),
         ("fedfa-c", VARIANTS, "FedFA-C is where FedFA is on the same seeds ({:+.1f} [{:+.1f}, {:+.1f}];"),
+        ("fedfa-c", TURNED, "with flip and rotation {:+.1f} [{:+.1f}, {:+.1f}]; the paper has it"),
         ("fedfa-r", VARIANTS, "FedFA-R is lower ({:+.1f} [{:+.1f}, {:+.1f}];"),
+        ("fedfa-r", TURNED, "with them {:+.1f} [{:+.1f}, {:+.1f}]; the paper: 4.5 below"),
         (
             "fedsam",
             ["digits-variants", "digits-main"],
@@ -218,3 +228,17 @@ def test_rounds_chosen_on_test_images_are_what_the_page_says() -> None:
         assert {len(scores) for scores in tested} == {58}
         best[name] = 100 * float(np.mean([max(scores) for scores in tested]))
     assert f"FedAvg would have {best['fedavg']:.1f} and FedFA {best['fedfa']:.1f}" in words()
+
+
+def test_how_cifar_10_goes_is_what_the_page_says() -> None:
+    by_round: dict[int, list[str]] = {}
+    with open(RESULTS / "tables" / "cifar10-dir0.6-text-curves.csv", newline="") as file:
+        for line in csv.DictReader(file):
+            if line["split"] == "test":
+                by_round.setdefault(int(line["round"]), []).append(f"{100 * float(line['mean']):.1f}")
+    early, *later, last = (" and ".join(by_round[number]) for number in (30, 55, 80, 100))
+    told = f"{early} % after 30 rounds, {later[0]} after 55, {later[1]} after 80, {last} at the end"
+    assert told in words()
+    for alpha in ("0.6", "0.3"):
+        plain, ours = (averages(name, [f"cifar10-dir{alpha}-text"]) for name in ("fedavg", "fedfa"))
+        assert all(ours[seed] < plain[seed] for seed in range(3)), "FedFA is below FedAvg in all six pairs of runs"

@@ -215,6 +215,17 @@ def test_data_that_cannot_be_read_are_told_of_once(tmp_path: Path) -> None:
     assert not (tmp_path / "runs").exists()
 
 
+def test_groups_have_files_of_their_own(tmp_path: Path) -> None:
+    table = tmp_path / "own.toml"
+    table.write_text(
+        "title = 'Mine'\nbase = 'digit-sites'\nseeds = 1\n[rows]\nA = {}\n"
+        "[groups]\n'1/6' = {}\nall = {}\n[variants.slow]\nwhy = 'to see'\nsettings = {lr = 0.01}\n"
+    )
+    fedfa(table, "--variant", "slow", "--table-only", "-o", tmp_path)
+    made = {path.name for path in (tmp_path / "tables").iterdir()}
+    assert made == {"own-slow.md", "own-slow.tex", "own-slow-1-6.csv", "own-slow-all.csv"}  # without runs, no curves
+
+
 def test_rows_that_are_the_same_are_run_once(tmp_path: Path) -> None:
     table = tmp_path / "own.toml"
     table.write_text("title = 'Mine'\nbase = 'digit-sites'\nseeds = 1\n[rows]\nA = {}\nB = {}\n")

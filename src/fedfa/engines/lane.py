@@ -6,6 +6,7 @@ import contextlib
 import gc
 import itertools
 import threading
+import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -72,7 +73,8 @@ def _no_garbage_collected() -> Iterator[None]:
 
 def _give_up(graph: torch.cuda.CUDAGraph, pool: Any) -> None:
     """After a capture that failed: let torch's allocator go on as before."""
-    with contextlib.suppress(RuntimeError):
+    with contextlib.suppress(RuntimeError), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The CUDA Graph is empty")  # where it failed before its first kernel
         graph.capture_end()
     with contextlib.suppress(RuntimeError):  # which a capture that cannot be ended leaves out
         torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool)

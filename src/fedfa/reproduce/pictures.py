@@ -11,6 +11,7 @@ from fedfa.report.entry import Entry
 from fedfa.report.figures import draw_convergence, style
 from fedfa.report.study import Panel
 from fedfa.report.study import Series as Drawn
+from fedfa.reproduce.render import suffix
 from fedfa.reproduce.results import Results, Row
 
 
@@ -20,11 +21,11 @@ def draw(results: Results, stem: Path) -> list[Path]:
     if find_spec("matplotlib") is None or results.table.kind == "cost" or results.table.held_out:
         return []
     drawn = []
-    for number, rows in enumerate(results.groups.values()):
-        panel = _panel(results.table.title, rows)
+    for group, rows in results.groups.items():
+        panel = _panel(results.table.titled(group), rows)
         if not panel.series:
             continue
-        path = stem.with_name(f"{stem.name}-curves{f'-{number + 1}' if number else ''}.png")
+        path = stem.with_name(f"{stem.name}{suffix(group)}-curves.png")
         with style(8), beside(path) as part:
             draw_convergence(panel, results.rule).savefig(part, format="png")
         drawn.append(path)

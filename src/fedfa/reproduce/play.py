@@ -231,7 +231,7 @@ def _make(results: Results, table: Table, cells: Sequence[Cell], choice: Choice,
     tuned = "tuned" if choice.tuned is not None else ""
     stem = wish.out / "tables" / "-".join(part for part in (table.name, variant, tuned) if part)
     curves = curves_csv(results) if any(series.runs for series in results.series) else ""
-    written = [*write_files(stem, made, notes, curves), *draw(results, stem)]
+    written = [*write_files(stem, table.name, made, notes, curves), *draw(results, stem)]
     print(f"wrote {', '.join(str(path) for path in written)}")
 
 

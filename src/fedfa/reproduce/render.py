@@ -27,8 +27,8 @@ def tables(results: Results, told: str) -> list[text.Table]:
     is what the caption says besides: variant, rounds, tuned or not."""
     made = []
     for group, rows in results.groups.items():
-        title = f"{results.table.title}, {group}" if group else results.table.title
-        name = f"{results.table.name}-{_file(group)}" if group else results.table.name
+        title = results.table.titled(group)
+        name = f"{results.table.name}{suffix(group)}"
         if results.table.kind == "cost":
             made.append(_costs(name, f"{title}{told}", rows, results.table.first))
             continue
@@ -151,8 +151,10 @@ def _keys(name: str) -> tuple[str, str]:
     return (name, f"{name}_sd")
 
 
-def _file(group: str) -> str:
-    return "".join(sign if sign.isalnum() or sign in ".-" else "-" for sign in group).strip("-")
+def suffix(group: str) -> str:
+    """What a group's files have behind the table's name; nothing where a table has no groups."""
+    name = "".join(sign if sign.isalnum() or sign in ".-" else "-" for sign in group).strip("-")
+    return f"-{name}" if name else ""
 
 
 def _count(series: Series) -> text.Cell:
@@ -217,8 +219,9 @@ def _parts(widths: Sequence[int], room: int) -> list[list[int]]:
     return parts
 
 
-def write_files(stem: Path, made: Sequence[text.Table], notes: Sequence[str], curves: str) -> list[Path]:
-    """All tables in one Markdown file and one LaTeX file, a CSV file for each, and the curves."""
+def write_files(stem: Path, name: str, made: Sequence[text.Table], notes: Sequence[str], curves: str) -> list[Path]:
+    """All tables in one Markdown file and one LaTeX file, a CSV file for each, and the curves. `name` is what the names
+    of the tables begin with, in whose place files have the stem's."""
     written = []
     tail = "".join(f"{note}\n" for note in notes)
     for kind in ("md", "tex"):
@@ -228,17 +231,12 @@ def write_files(stem: Path, made: Sequence[text.Table], notes: Sequence[str], cu
         write_text(written[-1], "\n".join([*parts, comment]))
     for table in made:
         if not table.name.endswith("-paper"):
-            written.append(stem.with_name(f"{stem.name}{_rest(table.name, made[0].name)}.csv"))
+            written.append(stem.with_name(f"{stem.name}{table.name.removeprefix(name)}.csv"))
             write_text(written[-1], table.csv())
     if curves:
         written.append(stem.with_name(f"{stem.name}-curves.csv"))
         write_text(written[-1], curves)
     return written
-
-
-def _rest(name: str, first: str) -> str:
-    """What tells the CSV file of a group from the others."""
-    return "" if name == first else f"-{name}"
 
 
 def curves_csv(results: Results) -> str:

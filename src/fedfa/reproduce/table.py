@@ -70,6 +70,10 @@ class Table(BaseModel):
         """The reference row."""
         return self.reference or next(iter(self.rows))
 
+    def titled(self, group: str) -> str:
+        """The title of a group's part."""
+        return f"{self.title}, {group}" if group else self.title
+
     def paper_of(self, group: str) -> PaperTable | None:
         """The paper's table for a group."""
         name = self.paper if isinstance(self.paper, str) else self.paper.get(group, "")
