@@ -2,8 +2,10 @@
 
 1. A round of the sequential engine against a hand-written PyTorch loop that does the same work: the same batches,
    steps, average and evaluation, and nothing else.
-2. A training step with FFA layers against one without.
-3. Two runs of the sequential engine on two cores, one after another with one thread or with two, or side by side as
+2. A round of SCAFFOLD whose clients' variates wait in memory for the next checkpoint against one that writes a file for
+   each of them.
+3. A training step with FFA layers against one without.
+4. Two runs of the sequential engine on two cores, one after another with one thread or with two, or side by side as
    two processes with one thread each (`python -m benchmarks.cpu`: this part alone).
 """
 
@@ -14,6 +16,7 @@ import os
 import statistics
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from operator import truediv
 from pathlib import Path
@@ -32,7 +35,7 @@ from fedfa.layers import augment_reference
 from fedfa.layers import ffa as ffa_module
 from fedfa.layers.ffa import FFA
 from fedfa.layers.randomness import Draws
-from fedfa.memory import Memory
+from fedfa.memory import ROOM, Memory
 from fedfa.nets import AlexNet, LeNet, ResNet18, UNet
 from fedfa.server import Plan, Watcher, first_state, play_round
 from fedfa.task import Classification, Segmentation, Task
@@ -89,6 +92,30 @@ def rounds(repeats: int = 40) -> float:
                         F.cross_entropy(output, y).item()
 
     return ratios("by hand", {"ours": ours, "by hand": hand_written}, repeats)["ours"]
+
+
+def keeping(repeats: int = 40) -> float:
+    """Seconds of a SCAFFOLD round over those of one that writes what each client keeps to the disk, with a tenth of the
+    images."""
+    whole = DigitSites().build(0)
+    clients = {name: replace(index, train=index.train[::10]) for name, index in whole.clients.items()}
+    federation = replace(whole, clients=clients)
+    plan = Plan(10**6, 0, tuple(sorted(clients)), evaluate_every=10**6)
+
+    def player(room: int) -> Callable[[], None]:
+        torch.manual_seed(0)
+        model, algorithm = LeNet(10), fedfa.ALGORITHMS["scaffold"]()
+        memory = Memory(Path(tempfile.mkdtemp()), room)
+        engine = Sequential(model, federation, Classification(), algorithm, Local(lr=0.1), memory, 0)
+        state = first_state(model, algorithm, len(clients))
+
+        def play() -> None:
+            nonlocal state
+            state, _ = play_round(state, algorithm, engine, plan, Watcher())
+
+        return play
+
+    return ratios("written", {"waiting": player(ROOM), "written": player(0)}, repeats)["waiting"]
 
 
 def layer_cost(network: Callable[..., nn.Module], batch: int, pixels: int, repeats: int) -> dict[str, float]:
@@ -214,6 +241,8 @@ def main(quick: bool = False) -> bool:
         ratio = rounds(10 if quick else 60)
         kept &= ratio <= ROUND_LIMIT
         print(f"sequential round / hand-written round, LeNet, {threads} thread(s): {ratio:.3f}  (limit {ROUND_LIMIT})")
+    torch.set_num_threads(1)
+    print(f"SCAFFOLD round / one that writes a file a client, LeNet, 1 thread: {keeping(10 if quick else 60):.2f}")
     cases = [("LeNet, 32 × 28 px", LeNet, 32, 28, 60), ("LeNet, 64 × 28 px", LeNet, 64, 28, 40)]
     cases += [("AlexNet, 32 × 256 px", AlexNet, 32, 256, 8)]
     for name, network, batch, pixels, repeats in cases:

@@ -60,13 +60,15 @@ def test_memory_does_not_grow_with_clients(name: str, tmp_path: Path) -> None:
     model = nn.Sequential(*layers, nn.Linear(64, 2))
     size = sum(p.numel() * 4 for p in model.parameters())
     algorithm = fedfa.ALGORITHMS[name]()
-    engine = Sequential(model, federation(), Classification(), algorithm, Local(lr=0.05), Memory(tmp_path), 0)
+    memory = Memory(tmp_path, room=2 * size)
+    engine = Sequential(model, federation(), Classification(), algorithm, Local(lr=0.05), memory, 0)
     plan = Plan(9, 0, tuple(engine.federation.clients), participation=0.012, evaluate_every=9)
     server = collect_shares(first_state(model, algorithm, CLIENTS), algorithm, engine, plan)
     watcher = Watching()
     for _ in range(2):
         server, _ = play_round(server, algorithm, engine, plan, watcher)
     assert len(watcher.seen) == 6 and len(watcher.chosen) > 200
+    memory.sync()
     assert {folder.name for folder in tmp_path.iterdir()} == watcher.chosen
     # 240 clients' variates would be 240 models; an engine, a server and sums in float64 are less than 20.
     assert max(watcher.seen) - min(watcher.seen) < 4 * size

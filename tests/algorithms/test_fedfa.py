@@ -51,7 +51,7 @@ class Setting:
         model = LeNet(3, in_channels=1, augment=lambda c: algorithm.layer(c) or nn.Identity())
         self.model = model
         local = local or Local(batch_size=8, lr=0.1)
-        self.engine = Sequential(model, federation, Classification(), algorithm, local, Memory(folder), seed=0)
+        self.engine = Sequential(model, federation, Classification(), algorithm, local, Memory(folder, room=0), seed=0)
         self.plan = Plan(rounds=10, seed=0, clients=tuple(federation.clients))
         self.server = first_state(model, algorithm, len(federation.clients))
         self.updates: list[Update] = []

@@ -54,7 +54,7 @@ def play(
     model = network(algorithm, augmentation)
     local = local or Local(batch_size=4, lr=0.1)
     engine = Sequential(
-        model, federation(), Classification(), algorithm, local, Memory(folder), 0, augmentation=augmentation
+        model, federation(), Classification(), algorithm, local, Memory(folder, room=0), 0, augmentation=augmentation
     )
     plan = Plan(rounds, 0, ("a", "b", "c"), participation=participation)
     server = collect_shares(first_state(model, algorithm, 3), algorithm, engine, plan)
@@ -235,7 +235,9 @@ class TestPersonalModels:
     def test_a_client_that_never_trained_gets_the_average(self, tmp_path: Path) -> None:
         algorithm = SharedNorms()
         model = network(algorithm, Augmentation())
-        engine = Sequential(model, federation(), Classification(), algorithm, Local(lr=0.1), Memory(tmp_path), 0)
+        engine = Sequential(
+            model, federation(), Classification(), algorithm, Local(lr=0.1), Memory(tmp_path, room=0), 0
+        )
         plan = Plan(2, 0, ("a", "b"), held_out=("c",))
         server = first_state(model, algorithm, 2)
         for _ in range(2):

@@ -71,7 +71,8 @@ class Sequential:
 
     def _here(self, memory: dict[str, Tensor]) -> dict[str, Tensor]:
         """What a client keeps, where it trains."""
-        return memory if self.device.type == "cpu" else copies(memory, self.device)
+        there = all(tensor.device.type == self.device.type for tensor in memory.values())
+        return memory if there else copies(memory, self.device)
 
     def share(self, broadcast: Broadcast, names: Sequence[str]) -> Iterator[tuple[str, Share]]:
         for name in names:
