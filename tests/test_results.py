@@ -52,6 +52,14 @@ FUSION = "FedAvg,direct fusion,total,FedFA, corrected,FedFA, kept,FedFA, release
             ["digits-variants", "--tuned", str(RESULTS / "digits-variants-tuned" / "tuned.toml")],
             ["digits-variants-tuned"],
         ),
+        (
+            "digits-main-tuned",
+            [
+                *("digits-main", "--only", "FedSAM"),
+                *("--tuned", str(RESULTS / "digits-main-tuned" / "tuned.toml")),
+            ],
+            ["digits-variants-tuned", "digits-main-tuned"],
+        ),
         ("digits-main", ["digits-main", "--seeds", "5"], ["digits-variants", "digits-main"]),
         ("digits-fusion", ["digits-fusion"], ["digits-variants", "digits-fusion"]),
         ("digits-augmentations", ["digits-augmentations"], ["digits-variants", "digits-augmentations"]),
@@ -100,7 +108,7 @@ def test_pages_quote_the_tables() -> None:
         assert f"| {' | '.join([*row[:6], *row[-4:]])} |" in page
     for row in cells("office-transforms").values():
         assert f"| {' | '.join(row[:11])} |" in page
-    for kind in ("main", "variants", "variants-tuned", "fusion", "augmentations", "layers", "alpha-p"):
+    for kind in ("main", "main-tuned", "variants", "variants-tuned", "fusion", "augmentations", "layers", "alpha-p"):
         for row in cells(f"digits-{kind}").values():
             assert f"| {' | '.join(row[:10])} |" in page
     for row in cells("digits-unseen").values():
@@ -141,6 +149,11 @@ def averages(name: str, folders: list[str]) -> dict[int, float]:
             "fedsam",
             ["digits-variants", "digits-main"],
             "more than FedFA here: {:.1f} points, 95 % [{:+.1f}, {:+.1f}], paired on five seeds",
+        ),
+        (
+            "fedsam",
+            ["digits-variants-tuned", "digits-main-tuned"],
+            "tuned FedSAM - tuned FedFA is {:+.1f} [{:+.1f}, {:+.1f}].",
         ),
         ("fedfa-c", ["digits-variants"], "does as well: {:+.1f} [{:+.1f}, {:+.1f}] to FedFA, paired on ten seeds."),
     ],
