@@ -126,6 +126,11 @@ def test_runs_with_other_clients_leave_gaps(hand_made: HandMade) -> None:
             [{"transforms": [{"name": "rotate", "degrees": d, "fill": "zeros"}]} for d in (5.0, 9.0)],
             [f"fedavg transforms=rotate(degrees={d}, fill=zeros)" for d in (5.0, 9.0)],
         ),
+        ([{"lr": 1 / 6}, {"lr": 1.0}], ["fedavg lr=0.1667", "fedavg lr=1"]),
+        (
+            [{"lr": 0.12345}, {"lr": 0.12346}, {"lr": 1 / 3}],
+            [f"fedavg lr={x}" for x in ("0.12345", "0.12346", "0.3333")],
+        ),
         ([{"description": "x"}, {"checkpoint_every": 3}], ["fedavg (run0)", "fedavg (run1)"]),
     ],
 )

@@ -209,7 +209,11 @@ def cell(value: Any) -> str:
 
 
 def _short(value: Any, others: Sequence[Any]) -> str:
-    """A value in a word, which is not that of the others: transforms by their names, if these tell them apart."""
+    """A value in a word, which is not that of the others: transforms by their names, and numbers by their first digits,
+    if these tell them apart."""
+    if isinstance(value, float):
+        few = f"{value:.4g}"
+        return few if all(few != f"{one:.4g}" for one in others if isinstance(one, float)) else str(value)
     if not isinstance(value, list):
         return str(value)
     names, *rest = ([_name(part) for part in one] for one in (value, *others) if isinstance(one, list))
