@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from pathlib import Path
 
 import pytest
@@ -37,11 +36,9 @@ def test_digits_with_an_augmentation(tmp_path: Path, algorithm: str, augmentatio
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "fedfa", "fedbn", "fedharmo", "fedmix"])
 def test_phantoms(tmp_path: Path, algorithm: str) -> None:
-    """Thresholding brightness, with the best window for each site, gives a Dice below 0.3. It moves by 0.2 and more
-    from round to round while the network is this young (FedMix's between 0.27 and 0.72 from the third on, and
-    with another number of threads otherwise), so that no single round is judged."""
+    """Thresholding brightness, with the best window for each site, gives a Dice below 0.3."""
     run = fedfa.run("phantom-sites", root=tmp_path, algorithm=algorithm, rounds=12)
-    assert statistics.fmean(line["test"]["mean"] for line in run.metrics[-6:]) > 0.4
+    assert run.metrics[-1]["test"]["mean"] > 0.4
 
 
 def test_a_site_that_never_trained(tmp_path: Path) -> None:
