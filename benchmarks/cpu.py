@@ -102,10 +102,10 @@ def keeping(repeats: int = 40) -> float:
     federation = replace(whole, clients=clients)
     plan = Plan(10**6, 0, tuple(sorted(clients)), evaluate_every=10**6)
 
-    def player(room: int) -> Callable[[], None]:
+    def player(folder: Path, room: int) -> Callable[[], None]:
         torch.manual_seed(0)
         model, algorithm = LeNet(10), fedfa.ALGORITHMS["scaffold"]()
-        memory = Memory(Path(tempfile.mkdtemp()), room)
+        memory = Memory(folder, room)
         engine = Sequential(model, federation, Classification(), algorithm, Local(lr=0.1), memory, 0)
         state = first_state(model, algorithm, len(clients))
 
@@ -115,7 +115,9 @@ def keeping(repeats: int = 40) -> float:
 
         return play
 
-    return ratios("written", {"waiting": player(ROOM), "written": player(0)}, repeats)["waiting"]
+    with tempfile.TemporaryDirectory() as folder:
+        variants = {"waiting": player(Path(folder, "a"), ROOM), "written": player(Path(folder, "b"), 0)}
+        return ratios("written", variants, repeats)["waiting"]
 
 
 def layer_cost(network: Callable[..., nn.Module], batch: int, pixels: int, repeats: int) -> dict[str, float]:
