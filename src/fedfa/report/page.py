@@ -234,7 +234,7 @@ def _federation(panel: Panel, number: int) -> Markup | None:
 
 def _traces(panel: Panel, number: int) -> Markup:
     if not any(entry.traced for series in panel.series for entry in series.used):
-        text = "None of these runs has recorded any: only algorithms that share statistics of features have them."
+        text = "None here: only algorithms that share features' statistics record any, and summaries of runs keep none."
         return _card("γ and running statistics", f"traces-{number}", tag("p", text, class_="note"))
     note = tag("p", "By layer and channel, as the server had them after a round.", class_="note")
     halves = [
