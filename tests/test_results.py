@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,7 @@ WRITERS = "FedProx,FedSAM,FedAvgM,FedRobust,FedMix,FedFA"
 VARIANTS = ["office-main-plain", "office-variants-plain"]
 TURNED = ["office-main", "office-variants"]
 TRANSFORMS = "FedAvg, flip and rotation,FedFA,FedFA, flip and rotation"
+OPEN = "p = 0.1,p = 0.3,p = 0.5, α = 0.99,p = 0.7,p = 0.9,p = 1"
 FUSION = "FedAvg,direct fusion,total,FedFA, corrected,FedFA, kept,FedFA, released"
 
 
@@ -35,6 +37,10 @@ FUSION = "FedAvg,direct fusion,total,FedFA, corrected,FedFA, kept,FedFA, release
         ("pacs-unseen", ["pacs-unseen", "--only", "FedFA"], ["pacs-unseen"]),
         ("fundus-mini", ["fundus-mini", "--only", "FedFA"], ["fundus-mini"]),
         ("fundus-fractions", ["fundus-fractions", "--only", "FedFA"], ["fundus-mini", "fundus-fractions"]),
+        ("office-augmentations", ["office-augmentations"], ["office-main", "office-augmentations"]),
+        ("office-alpha-p", ["office-alpha-p", "--only", OPEN, "--seeds", "2"], ["office-main", "office-alpha-p"]),
+        ("pacs-main", ["pacs-main", "--only", "FedFA"], ["pacs-main"]),
+        ("cifar10-dir0.6", ["cifar10-dir0.6", "--only", "FedFA", "--seeds", "1"], ["cifar10-dir0.6"]),
         ("cifar10-dir0.6-text", ["cifar10-dir0.6", "--variant", "text", "--only", "FedFA"], ["cifar10-dir0.6-text"]),
         ("cifar10-dir0.3-text", ["cifar10-dir0.3", "--variant", "text", "--only", "FedFA"], ["cifar10-dir0.3-text"]),
         ("office-variants", ["office-variants"], TURNED),
@@ -83,8 +89,9 @@ def test_a_table_is_made_of_its_runs(name: str, words: list[str], folders: list[
 def cells(table: str) -> dict[str, list[str]]:
     """The rows of a table of ours, by name; of its last group, where it has groups."""
     lines = (RESULTS / "tables" / f"{table}.md").read_text().splitlines()
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if "±" in line]
-    return {row[0]: row for row in rows if len(row) > 3}
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    counted = re.compile(r"\d+(/\d+)?")  # seeds come second, but in the paper's own table
+    return {row[0]: row for row in rows if len(row) > 3 and counted.fullmatch(row[1])}
 
 
 def test_pages_quote_the_tables() -> None:
@@ -106,6 +113,14 @@ def test_pages_quote_the_tables() -> None:
         assert f"| {' | '.join(row[:9])} |" in page
     for row in (*cells("cifar10-dir0.6-text").values(), *cells("cifar10-dir0.3-text").values()):
         assert f"| {' | '.join([*row[:6], *row[-4:]])} |" in page
+    for row in cells("cifar10-dir0.6").values():
+        assert f"| {' | '.join([*row[:3], row[4], *row[7:9], row[-1]])} |" in page
+    for row in cells("pacs-main").values():
+        assert f"| {' | '.join(row[:11])} |" in page
+    for row in cells("office-augmentations").values():
+        assert f"| {' | '.join([*row[:2], *row[6:11], *row[-2:]])} |" in page
+    for row in cells("office-alpha-p").values():
+        assert f"| {' | '.join([*row[:2], *row[6:13]])} |" in page
     for row in cells("office-transforms").values():
         assert f"| {' | '.join(row[:11])} |" in page
     for kind in ("main", "main-tuned", "variants", "variants-tuned", "fusion", "augmentations", "layers", "alpha-p"):
@@ -255,3 +270,34 @@ def test_how_cifar_10_goes_is_what_the_page_says() -> None:
     for alpha in ("0.6", "0.3"):
         plain, ours = (averages(name, [f"cifar10-dir{alpha}-text"]) for name in ("fedavg", "fedfa"))
         assert all(ours[seed] < plain[seed] for seed in range(3)), "FedFA is below FedAvg in all six pairs of runs"
+
+
+def test_augmentations_on_office_caltech_10_are_as_the_page_says() -> None:
+    """Against FedFA, and together with it against alone, paired on three seeds."""
+    scores: dict[tuple[str, str], list[float]] = {}
+    for folder in ("office-main", "office-augmentations"):
+        for run in sorted(map(read_summary, (RESULTS / folder).glob("*.json")), key=lambda run: run.seed):
+            key = run.config["algorithm"]["name"], run.config["augmentation"]["name"]
+            scores.setdefault(key, []).append(100 * run.selected["last"].mean)
+    ours = scores["fedfa", "none"]
+    alone = {name for method, name in scores if method == "fedavg" and name != "none"}
+    both = sorted(name for method, name in scores if method == "fedfa" and name != "none")
+    assert len(alone) == 6 and len(both) == 4
+    assert min(float(np.mean(np.subtract(scores["fedavg", name], ours[:3]))) for name in alone) > -0.1
+    told = [interval(list(np.subtract(scores["fedfa", name], ours[:3]))) for name in ("mixup", "manifold-mixup")]
+    mixup, manifold = ("{:.1f} [{:+.1f}, {:+.1f}]".format(*one) for one in told)
+    assert f"with Mixup by {mixup}, with Manifold Mixup by {manifold}," in words()
+    added = np.mean([np.subtract(scores["fedfa", name], scores["fedavg", name]) for name in both], axis=0)
+    assert "FedFA adds {:.1f} [{:+.1f}, {:+.1f}] to what".format(*interval(list(added))) in words()
+    assert "by {:.1f}, {:.1f} and {:.1f} in the three seeds".format(*added) in words()
+
+
+def test_how_cifar_10_goes_with_ten_local_epochs_is_what_the_page_says() -> None:
+    by_round: dict[int, list[float]] = {}
+    with open(RESULTS / "tables" / "cifar10-dir0.6-curves.csv", newline="") as file:
+        for line in csv.DictReader(file):
+            if line["split"] == "test":
+                by_round.setdefault(int(line["round"]), []).append(float(line["mean"]))
+    ahead = sum(ours > plain for plain, ours in (by_round[number] for number in range(81, 101)))
+    assert f"last 20, in {ahead} of which it is ahead" in words()
+    assert "have {:.1f} and {:.1f} % after 30 rounds already".format(*(100 * score for score in by_round[30])) in words()
