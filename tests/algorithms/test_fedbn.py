@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import fedfa
 from fedfa import Algorithm, Federation
+from fedfa.engines import client as loop
 from fedfa.engines.client import Local
 from playing import Squares, algorithm, play, points, uneven
 
@@ -80,6 +83,29 @@ class TestWhatIsFound:
 def network() -> nn.Sequential:
     torch.manual_seed(0)
     return nn.Sequential(nn.Conv2d(2, 3, 3), Normal(3), nn.ReLU(), nn.Flatten(), nn.Linear(36, 3))
+
+
+def test_what_is_kept_is_copied_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many layers there are: on a GPU every copy is a launch, for every client in every round."""
+    launches: list[int] = []
+
+    class Count(TorchDispatchMode):
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            launches[-1] += not function.is_view
+            return function(*args, **(kwargs or {}))
+
+    plain = loop.leave
+
+    def leave(*args: Any) -> Any:
+        launches.append(0)
+        with Count():
+            return plain(*args)
+
+    monkeypatch.setattr(loop, "leave", leave)
+    for layers in (1, 6):
+        model = nn.Sequential(*(Normal(2) for _ in range(layers)), nn.Flatten(), nn.Linear(60, 3))
+        play(FEDBN, model, uneven(), tmp_path / str(layers), rounds=1)
+    assert set(launches) == {2}  # its floats, and its counters
 
 
 class TestWhatLeaves:

@@ -12,6 +12,7 @@ from fedfa.algorithms.base import Algorithm
 from fedfa.engines.client import Client
 from fedfa.layers.ffa import FFA, Fusion, Statistics, between
 from fedfa.reduction import Across, Reduced, Report
+from fedfa.rows import copies, copy_all
 from fedfa.state import ServerState, ffa_layers
 
 STATISTICS = ("mean", "std")
@@ -61,27 +62,26 @@ class FedFA(Algorithm):
         self.load_statistics(client.model, client.memory, client.extras)
 
     def load_statistics(self, model: nn.Module, memory: Mapping[str, Tensor], extras: Mapping[str, Tensor]) -> None:
-        """Running statistics reset, or as the client kept them, and γ as the server sent it."""
+        """Running statistics reset, or as the client kept them, and γ as the server sent it. All copies are one: on a
+        GPU each would be a launch of its own."""
+        sent = {**memory, **extras}  # `kept` statistics are in memory, `released` ones among the extras
+        found: list[tuple[Tensor, Tensor]] = []
         for path, layer in self._layers(model):
             layer.reset_statistics()
-            for name in (*STATISTICS, "batches"):
-                if f"{path}.{name}" in memory:  # `kept`
-                    layer.get_buffer(name).copy_(memory[f"{path}.{name}"])
-            for name in (*STATISTICS, *(f"gamma_{name}" for name in STATISTICS)):
-                if f"{path}.{name}" in extras:
-                    layer.get_buffer(name).copy_(extras[f"{path}.{name}"])
+            buffers = (*STATISTICS, "batches", *(f"gamma_{name}" for name in STATISTICS))
+            found += [(layer.get_buffer(name), sent[at]) for name in buffers if (at := f"{path}.{name}") in sent]
+        if found:
+            copy_all(*zip(*found, strict=True))
 
     def end(self, client: Client) -> None:
         client.memory.update(self.kept_statistics(client.model))
 
     def kept_statistics(self, model: nn.Module) -> dict[str, Tensor]:
         """What a client keeps to itself between rounds: its running statistics, if they are `kept`."""
-        return {
-            f"{path}.{name}": layer.get_buffer(name).clone()
-            for path, layer in self._layers(model)
-            for name in (*STATISTICS, "batches")
-            if self.statistics == "kept"
-        }
+        if self.statistics != "kept":
+            return {}
+        layers = self._layers(model)
+        return copies({f"{path}.{name}": la.get_buffer(name) for path, la in layers for name in (*STATISTICS, "batches")})
 
     def report(self, client: Client) -> Report:
         return self.report_of(client.model)

@@ -15,7 +15,7 @@ from fedfa.data.federation import ClientIndex, Federation
 from fedfa.data.transforms import Transforms
 from fedfa.layers.randomness import Draws
 from fedfa.reduction import Update
-from fedfa.rows import copy_all
+from fedfa.rows import copies, copy_all
 from fedfa.state import Kind, entries
 from fedfa.streams import Streams
 from fedfa.task import Batch, Task
@@ -216,7 +216,7 @@ def step(client: Client, algorithm: Algorithm, index: Tensor) -> Tensor:
 def leave(client: Client, algorithm: Algorithm, weight: int, loss: Tensor) -> Update:
     """What a client that is done sends, and what it keeps. The update's tensors are the slot's."""
     slot, private = client.slot, algorithm.private(client.model)
-    client.memory.update({name: slot.tensors[name].clone() for name in private})
+    client.memory.update(copies({name: slot.tensors[name] for name in sorted(private)}))
     if client.local.optimizer_state == "kept":
         client.memory.update(_saved(slot.optimizer))
     return Update(
