@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import subprocess
 import sys
 from collections.abc import Callable
@@ -9,9 +10,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 from fedfa import Run, peak
 from fedfa.peak import Peak
+from fedfa.task import Classification
 
 CPU = torch.device("cpu")
 RISING = """
@@ -46,3 +49,18 @@ def test_where_the_system_says_less(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 def test_it_is_in_the_provenance(play: Callable[..., Run]) -> None:
     run = play()
     assert 10 << 20 < Run(run.folder).provenance["memory"] < 1 << 40
+
+
+def test_training_is_told_from_evaluation(play: Callable[..., Run], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until the first evaluation, which here takes 256 MiB for itself."""
+    plain = Classification.scores
+
+    def hungry(self: Classification, output: Tensor, y: Tensor) -> Tensor:
+        with mmap.mmap(-1, 256 << 20) as held:
+            held.write(bytes(256 << 20))
+        return plain(self, output, y)
+
+    monkeypatch.setattr(Classification, "scores", hungry)
+    found = Run(play(rounds=3, evaluate_every=2).folder).provenance
+    assert found["memory"] - found["training_memory"] > 192 << 20
+    assert "training_memory" not in Run(play(rounds=3, evaluate_every=1).folder).provenance

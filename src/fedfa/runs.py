@@ -195,10 +195,12 @@ class Run:
         """Rounds on record."""
         return max((line["round"] for line in self._lines()), default=0)
 
-    def finish(self, seconds: float, memory: int | None = None) -> None:
-        """Mark the run as complete; `memory` is the most that it took, in bytes."""
-        if memory is not None:
-            self._note(memory=memory)
+    def finish(self, seconds: float, memory: int | None = None, training: int | None = None) -> None:
+        """Mark the run as complete; `memory` is the most that it took, in bytes, and `training` the most before it was
+        first evaluated."""
+        found = {"memory": memory, "training_memory": training}
+        if known := {name: size for name, size in found.items() if size is not None}:
+            self._note(**known)
         write_text(self.folder / "done", json.dumps({"rounds": self.rounds, "seconds": round(seconds, 2)}) + "\n")
 
     def note_resumed(self, round: int) -> None:

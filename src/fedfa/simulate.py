@@ -363,6 +363,8 @@ def _play(run: Run, watcher: Watcher, parts: Parts, engine: Engine, memory: Memo
     for line in run.provenance.get("notices", ()):
         watcher.noticed(line)
     unsaved: ServerState | None = None
+    training: int | None = None
+    evaluated = False
     if latest is None:
         server = collect_shares(server, parts.algorithm, engine, plan, watcher)
     try:
@@ -372,6 +374,8 @@ def _play(run: Run, watcher: Watcher, parts: Parts, engine: Engine, memory: Memo
             seconds = time.perf_counter() - clock
             if record.val is not None and (best is None or better(record.val.mean, best)):
                 best, unsaved = record.val.mean, server
+            evaluated = evaluated or plan.evaluates(server.round)
+            training = training if evaluated else peak.read()  # evaluation, in larger batches, may take more
             if is_traced(server.round, plan.rounds):
                 run.trace(server.round, parts.algorithm.traces(server))
             run.append(record, seconds)  # last: a round on record has nothing left to write
@@ -382,7 +386,7 @@ def _play(run: Run, watcher: Watcher, parts: Parts, engine: Engine, memory: Memo
         if server.round == run.rounds and server.round not in run.restarts():
             _checkpoint(run, server, best, unsaved, memory)
         raise
-    run.finish(time.perf_counter() - started, peak.read())
+    run.finish(time.perf_counter() - started, peak.read(), training)
     return run
 
 

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from fedfa.cli import app
 from fedfa.reproduce.render import _parts
+from fedfa.runs import find_run
 
 SMALL = ["--seeds", "2", "--rounds", "3", "split.fraction=0.2", "device=cpu"]
 
@@ -154,7 +155,7 @@ def test_unseen_clients(tmp_path: Path) -> None:
 
 
 def test_costs_are_measured_in_processes_of_their_own(tmp_path: Path) -> None:
-    words = ["digit-sites-cost", "--seeds", "1", "--only", "FedMix,FedFA", "--rounds", "2", "split.fraction=0.2"]
+    words = ["digit-sites-cost", "--seeds", "1", "--only", "FedMix,FedFA", "--rounds", "3", "split.fraction=0.2"]
     told = fedfa(*words, "-o", tmp_path, "device=cpu")
     assert "÷ FedAvg" in told
     found = {row["row"]: row for row in rows(tmp_path / "tables" / "digit-sites-cost.csv")}
@@ -165,6 +166,13 @@ def test_costs_are_measured_in_processes_of_their_own(tmp_path: Path) -> None:
     assert float(found["FedMix"]["bytes_once"]) > 0 == float(found["FedAvg"]["bytes_once"])
     assert float(found["FedAvg"]["seconds_ratio"]) == float(found["FedAvg"]["memory_ratio"]) == 1
     assert float(found["FedMix"]["memory"]) > 1e8
+    (folder,) = tmp_path.glob("digit-sites-fedmix-*")
+    run = find_run(folder)
+    assert ["test" in line for line in run.metrics] == [False, False, True]
+    assert (
+        float(found["FedMix"]["seconds"]) == run.metrics[1]["seconds"]
+    )  # neither the first round nor an evaluated one
+    assert float(found["FedMix"]["memory"]) == run.provenance["training_memory"] <= run.provenance["memory"]
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,9 @@ class FedFA(Algorithm):
         if self.statistics != "kept":
             return {}
         layers = self._layers(model)
-        return copies({f"{path}.{name}": la.get_buffer(name) for path, la in layers for name in (*STATISTICS, "batches")})
+        return copies(
+            {f"{path}.{name}": la.get_buffer(name) for path, la in layers for name in (*STATISTICS, "batches")}
+        )
 
     def report(self, client: Client) -> Report:
         return self.report_of(client.model)

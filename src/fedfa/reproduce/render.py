@@ -131,8 +131,8 @@ def _costs(name: str, title: str, rows: Sequence[Row], first: str) -> text.Table
             line += [text.Cell(shown, (value,)), _ratio(told.get(key, {}), found.get(first, {}).get(key, {}))]
         lines.append(line)
     caption = (
-        f"{title}: what a client sends and receives in a round; seconds a round (median, all clients, evaluation "
-        f"included) and peak memory of the process or the device, and their ratios to {first}, seed by seed, with "
+        f"{title}: what a client sends and receives in a round; seconds a round (median, all clients) and peak memory "
+        f"of the process or the device, both of training alone, and their ratios to {first}, seed by seed, with "
         f"{LEVEL_TEXT} interval."
     )
     return text.Table(name, caption, columns, lines)

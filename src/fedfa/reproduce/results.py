@@ -167,16 +167,18 @@ def _some(run: RunSummary) -> list[Any]:
 
 def costs(series: Series) -> dict[str, BySeed]:
     """What a run took, by seed: bytes up and down a client and round (medians: what is sent once, in the first round,
-    is `once`), seconds a round (median, without the first, which builds what the others use), peak memory."""
+    is `once`), seconds a round (median, without the first, which builds what the others use), peak memory; both without
+    evaluation, in as far as rounds came without it."""
     found: dict[str, BySeed] = {}
     for cell, run in series.runs:
         lines = run.metrics
         later = lines[1:] or lines
+        timed = [line for line in later if "val" not in line and "test" not in line] or later
         told = {
             "up": _median([line.get("bytes_up") for line in lines]),
             "down": _median([line.get("bytes_down") for line in later]),
-            "seconds": _median([line.get("seconds") for line in later]),
-            "memory": run.provenance.get("memory"),
+            "seconds": _median([line.get("seconds") for line in timed]),
+            "memory": run.provenance.get("training_memory", run.provenance.get("memory")),
         }
         if told["down"] is not None:
             told["once"] = lines[0]["bytes_down"] - told["down"]

@@ -23,7 +23,8 @@ MACHINE = {"name", "device", "engine", "threads", "precision"}
 """Settings that say where and how fast an experiment runs, not which one it is."""
 KEPT = (
     "fedfa", "commit", "started", "python", "torch", "numpy", "platform", "cores", "hardware", "device", "engine",
-    "threads", "metric", "parameters", "samples", "notices", "plugins", "resumed", "memory", "beside",
+    "threads", "metric", "parameters", "samples", "notices", "plugins", "resumed", "memory",
+    "training_memory", "beside",
 )  # fmt: skip
 """What is kept of a run's provenance."""
 EVALUATED = ("mean", "unseen", "gap")
