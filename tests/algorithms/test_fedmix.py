@@ -21,11 +21,13 @@ def test_by_hand(tmp_path: Path) -> None:
     ℓ₁ = ½·mean ½(wz − y)²:    ½·mean(0.5·½, −1.5·½) = −0.125
     λ·ℓ(wz, ȳ) = ½·½(wz − 2)²: ½·(−0.5)·½           = −0.125
     λ·Σᵢ ∂ℓ₁/∂zᵢ·x̄ = ½·Σᵢ ½·½·(wzᵢ − yᵢ)·w = (w² − 4w)/8, slope (2w − 4)/8 = 0.25
-    Together 0: w stays at 3. FedAvg: mean(3 − 1, 3 − 3) = 1, w = 2.5. Averaged over the batch, the third term's slope
-    would be 0.125; without a second backward 0."""
+    Together 0: w stays at 3. FedAvg: mean(3 − 1, 3 − 3) = 1, w = 2.5. Averaged over the batch once more, the third
+    term's slope is 0.125: together −0.125, w = 3.0625. Without a second backward it would be 0."""
     data = points(a=[([1.0], 1), ([1.0], 3)])
     found = steps_by_hand(algorithm("fedmix", lam=0.5), data, tmp_path, 3.0, local=BATCHED)
     assert found == pytest.approx([3.0], abs=1e-6)
+    smaller = steps_by_hand(algorithm("fedmix", lam=0.5, products="averaged"), data, tmp_path, 3.0, local=BATCHED)
+    assert smaller == pytest.approx([3.0625], abs=1e-6)
     assert steps_by_hand(algorithm("fedavg"), data, tmp_path, 3.0, local=BATCHED) == [2.5]
 
 

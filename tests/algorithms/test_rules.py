@@ -53,6 +53,11 @@ CASES = {
     "fedbn, shared": Case(rules.FedBN, {"share_average": True}),
     "fedrobust": Case(rules.FedRobust, {"map_rate": 0.4, "shift_rate": 0.6, "map_penalty": 0.7, "shift_penalty": 0.3}),
     "fedmix": Case(rules.FedMix, {"lam": 0.3, "average": 3}, {"lam": 0.3, "average_of": 3}),
+    "fedmix, averaged": Case(
+        rules.FedMix,
+        {"lam": 0.3, "average": 3, "products": "averaged"},
+        {"lam": 0.3, "average_of": 3, "averaged": True},
+    ),
     "fedmix, all": Case(rules.FedMix, {"lam": 0.2, "average": 0}, {"lam": 0.2, "average_of": 0}),
     "fedharmo": Case(rules.FedHarmo, {"alpha": 0.2, "window": 0.25}),
     "fedharmo, dc": Case(rules.FedHarmo, {"alpha": 0.2, "amplitude": "dc"}),

@@ -184,6 +184,8 @@ class FedMix(FedAvg):
 
     lam: float = 0.1
     average_of: int = 5
+    averaged: bool = False
+    """Whether the derivative is divided by the batch's size once more."""
 
     def prepare(self, sites: Sequence[Site], first: State) -> None:
         self.images, self.labels = [], []
@@ -209,6 +211,7 @@ class FedMix(FedAvg):
         output, statistics = self.network(w, z)
         # The inner product as a directional derivative: every sample moves along the same x̄.
         _, along = torch.func.jvp(first, (z,), (image.expand_as(z).contiguous(),))
+        along = along * (1 / len(x) if self.averaged else 1)
         return first(z) + self.lam * self.loss(output, label.expand_as(y)) + self.lam * along, statistics
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -29,16 +29,22 @@ class FedMix(Algorithm):
     with ∂/∂x at (1−λ)x and the product summed over the batch, not averaged: ℓ₁ is a mean already. Its gradient takes
     a second backward. Labels of segmentation are averaged pixel by pixel. λ is 0.05 to 0.2 in the paper, `average`
     5 up to all of a client's data.
+
+    `products="averaged"` does what implementations in public do: the product is averaged over the batch all the same,
+    and so the last term is as many times too small as the batch has samples.
     """
 
     shares: ClassVar[bool] = True
     constants: ClassVar[frozenset[str]] = frozenset({"images", "labels"})
     lam: float = 0.1
     average: int = 5
+    products: Literal["summed", "averaged"] = "summed"
 
     def __post_init__(self) -> None:
         fraction(lam=self.lam)
         at_least(0, average=self.average)
+        if self.products not in ("summed", "averaged"):
+            raise ValueError(f"products is summed or averaged, not {self.products!r}")
 
     def notices(self, model: nn.Module) -> list[str]:
         size = f"{self.average} at a time" if self.average else "all of a client's together"
@@ -73,4 +79,7 @@ class FedMix(Algorithm):
         own = (1 - self.lam) * client.task.batch_loss(output, batch)
         others = client.task.loss(output, label.expand(len(batch), *label.shape[1:]))
         slope = convolutions.slope(own, x)
-        return own + self.lam * others + self.lam * (slope * image).sum()
+        along = (slope * image).sum()
+        if self.products == "averaged":
+            along = along / len(batch)
+        return own + self.lam * others + self.lam * along
