@@ -40,6 +40,7 @@ FUSION = "FedAvg,direct fusion,total,FedFA, corrected,FedFA, kept,FedFA, release
         ("office-augmentations", ["office-augmentations"], ["office-main", "office-augmentations"]),
         ("office-alpha-p", ["office-alpha-p", "--only", OPEN, "--seeds", "2"], ["office-main", "office-alpha-p"]),
         ("pacs-main", ["pacs-main", "--only", "FedFA"], ["pacs-main"]),
+        ("office-cost", ["office-cost", "--rounds", "3", "--seeds", "1"], ["office-cost"]),
         ("cifar10-dir0.6", ["cifar10-dir0.6", "--only", "FedFA", "--seeds", "1"], ["cifar10-dir0.6"]),
         ("cifar10-dir0.6-text", ["cifar10-dir0.6", "--variant", "text", "--only", "FedFA"], ["cifar10-dir0.6-text"]),
         ("cifar10-dir0.3-text", ["cifar10-dir0.3", "--variant", "text", "--only", "FedFA"], ["cifar10-dir0.3-text"]),
@@ -115,6 +116,8 @@ def test_pages_quote_the_tables() -> None:
         assert f"| {' | '.join([*row[:6], *row[-4:]])} |" in page
     for row in cells("cifar10-dir0.6").values():
         assert f"| {' | '.join([*row[:3], row[4], *row[7:9], row[-1]])} |" in page
+    for row in cells("office-cost").values():
+        assert f"| {' | '.join([row[0], *row[2:]])} |" in page
     for row in cells("pacs-main").values():
         assert f"| {' | '.join(row[:11])} |" in page
     for row in cells("office-augmentations").values():

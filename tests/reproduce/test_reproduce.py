@@ -163,6 +163,8 @@ def test_costs_are_measured_in_processes_of_their_own(tmp_path: Path) -> None:
     assert float(found["FedAvg"]["bytes_up"]) == float(found["FedAvg"]["bytes_down"]) >= model
     extra = float(found["FedFA"]["bytes_up"]) - float(found["FedAvg"]["bytes_up"])
     assert extra == 2 * 4 * (6 + 16)  # mean and std of every channel
+    assert float(found["FedFA"]["bytes_more"]) == 2 * extra and "+352 B" in told
+    assert float(found["FedAvg"]["bytes_more"]) == 0
     assert float(found["FedMix"]["bytes_once"]) > 0 == float(found["FedAvg"]["bytes_once"])
     assert float(found["FedAvg"]["seconds_ratio"]) == float(found["FedAvg"]["memory_ratio"]) == 1
     assert float(found["FedMix"]["memory"]) > 1e8

@@ -112,6 +112,7 @@ def _costs(name: str, title: str, rows: Sequence[Row], first: str) -> text.Table
         Column("seeds", ("seeds", "of")),
         Column("up", ("bytes_up",)),
         Column("down", ("bytes_down",)),
+        Column(f"both − {first}", ("bytes_more",)),
         Column("down, once", ("bytes_once",)),
         Column("s a round", ("seconds",)),
         Column(f"÷ {first}", ("seconds_ratio", "seconds_ratio_low", "seconds_ratio_high")),
@@ -119,14 +120,19 @@ def _costs(name: str, title: str, rows: Sequence[Row], first: str) -> text.Table
         Column(f"÷ {first}", ("memory_ratio", "memory_ratio_low", "memory_ratio_high")),
     ]
     found = {row.series.name: costs(row.series) for row in rows}
+    means = {
+        name: {key: summarise(values.values()).mean for key, values in told.items()} for name, told in found.items()
+    }
     lines = []
     for row in rows:
-        told = found[row.series.name]
-        means = {key: summarise(values.values()).mean for key, values in told.items()}
+        told, own = found[row.series.name], means[row.series.name]
+        up, down, once = (own.get(key) for key in ("up", "down", "once"))
+        more = _more(own, means.get(first, {}))
         line = [text.Cell(row.series.name, (row.series.name,)), _count(row.series)]
-        line += [text.Cell(size(means.get(key)), (means.get(key),)) for key in ("up", "down", "once")]
+        line += [text.Cell(size(up), (up,)), text.Cell(size(down), (down,))]
+        line += [text.Cell(_signed_size(more), (more,)), text.Cell(size(once), (once,))]
         for key in ("seconds", "memory"):
-            value = means.get(key)
+            value = own.get(key)
             shown = size(value) if key == "memory" else NOTHING if value is None else f"{value:.3f}"
             line += [text.Cell(shown, (value,)), _ratio(told.get(key, {}), found.get(first, {}).get(key, {}))]
         lines.append(line)
@@ -136,6 +142,17 @@ def _costs(name: str, title: str, rows: Sequence[Row], first: str) -> text.Table
         f"{LEVEL_TEXT} interval."
     )
     return text.Table(name, caption, columns, lines)
+
+
+def _more(own: Mapping[str, float], base: Mapping[str, float]) -> float | None:
+    """Bytes up and down that a method takes more than another: beside those of the model they would not show."""
+    if not {"up", "down"} <= own.keys() & base.keys():
+        return None
+    return own["up"] + own["down"] - base["up"] - base["down"]
+
+
+def _signed_size(count: float | None) -> str:
+    return f"{'−' if count < 0 else '+'}{size(abs(count))}" if count else size(count)
 
 
 def _ratio(values: Mapping[int, float], base: Mapping[int, float]) -> text.Cell:
