@@ -58,6 +58,14 @@ def test_a_federation_is_a_panel() -> None:
     assert found.panels[1].client_title("dslr") == "dslr (unseen)"
 
 
+def test_runs_of_other_lengths_are_compared_with_nothing() -> None:
+    """Such as those of a table of costs: three rounds are no result beside 400."""
+    found = study(entry(scores(0.5, 0.6)), entry(scores(0.1)), entry(scores(0.6, 0.7), algorithm="fedfa"))
+    assert [panel.title for panel in found.panels] == ["office_caltech10 rounds=2", "office_caltech10 rounds=1"]
+    assert [series.label for series in found.panels[0].series] == ["fedavg", "fedfa"]
+    assert [len(panel.compared("last", 0)) for panel in found.panels] == [1, 0]
+
+
 def test_a_federation_is_told_from_others_of_its_name() -> None:
     """One's own folders are called what the experiment is called."""
     found = study(
@@ -83,7 +91,7 @@ def test_fedavg_comes_first_and_is_what_others_are_compared_with() -> None:
 def test_numbers_come_from_complete_runs_where_there_are_any() -> None:
     (panel,) = study(
         entry(scores(0.5, 0.6), seed=0), entry(scores(0.1), seed=1, done=False, rounds=2),
-        entry(scores(0.3), algorithm="fedfa", done=False, rounds=2), entry([], algorithm="fedbn", done=False),
+        entry(scores(0.3), algorithm="fedfa", done=False, rounds=2), entry([], algorithm="fedbn", done=False, rounds=2),
     ).panels  # fmt: skip
     fedavg, fedbn, fedfa = panel.series
     assert fedavg.complete and fedavg.by_seed("last") == {0: 0.6}

@@ -20,8 +20,8 @@ from fedfa.statistics import RULES, Difference, Rule, Summary, holm, paired, sum
 
 BESIDES = COSMETIC | {"name", "seed", "device", "threads", "engine", "source.path"}
 """Settings that do not make a run one of another series."""
-FEDERATION = ("source", "partition", "split", "held_out")
-"""Settings that make a federation."""
+FEDERATION = ("source", "partition", "split", "held_out", "rounds")
+"""Settings that make a federation, as methods are compared on it: after a tenth of the rounds nothing is."""
 OWN = "_folders"
 """How sources end that read whatever is in someone's own folders."""
 MOST_CLIENTS = 12
