@@ -68,6 +68,7 @@ FUSION = "FedAvg,direct fusion,total,FedFA, corrected,FedFA, kept,FedFA, release
             ["digits-variants-tuned", "digits-main-tuned"],
         ),
         ("digits-main", ["digits-main", "--seeds", "5"], ["digits-variants", "digits-main"]),
+        ("digits-fedmix", ["digits-fedmix"], ["digits-variants", "digits-main", "digits-fedmix"]),
         ("digits-fusion", ["digits-fusion"], ["digits-variants", "digits-fusion"]),
         ("digits-augmentations", ["digits-augmentations"], ["digits-variants", "digits-augmentations"]),
         ("digits-layers", ["digits-layers"], ["digits-variants", "digits-layers"]),
@@ -129,6 +130,8 @@ def test_pages_quote_the_tables() -> None:
     for kind in ("main", "main-tuned", "variants", "variants-tuned", "fusion", "augmentations", "layers", "alpha-p"):
         for row in cells(f"digits-{kind}").values():
             assert f"| {' | '.join(row[:10])} |" in page
+    for row in cells("digits-fedmix").values():
+        assert f"| {' | '.join([*row[:10], row[-1]])} |" in page
     for row in cells("digits-unseen").values():
         assert f"| {' | '.join(row[:12])} |" in page
     for kind in ("variants", "variants-plain", "fusion", "fusion-plain"):
@@ -306,3 +309,16 @@ def test_how_cifar_10_goes_with_ten_local_epochs_is_what_the_page_says() -> None
     ahead = sum(ours > plain for plain, ours in (by_round[number] for number in range(81, 101)))
     assert f"last 20, in {ahead} of which it is ahead" in words()
     assert "have {:.1f} and {:.1f} % after 30 rounds already".format(*by_round[30]) in words()
+
+
+def test_where_fedmix_goes_below_zero_is_what_the_page_says() -> None:
+    lowest: dict[tuple[str, float, int], list[float]] = {}
+    for folder in ("digits-main", "digits-fedmix"):
+        for run in map(read_summary, (RESULTS / folder).glob("*-fedmix-seed*.json")):
+            given = run.experiment.algorithm
+            key = given.get("products", "summed"), given["lam"], given["average"]
+            lowest.setdefault(key, []).append(min(line["loss"] for line in run.metrics))
+    below = {key: sum(loss < 0 for loss in losses) for key, losses in lowest.items() if len(losses) == 5}
+    assert below == {("summed", 0.1, 5): 5, ("averaged", 0.1, 5): 0, ("summed", 0.05, 5): 1, ("summed", 0.1, 0): 5}
+    assert "below zero in all five seeds on the way; averaged, in none" in words()
+    assert "below zero in one seed of five" in words()
