@@ -264,7 +264,7 @@ def test_rounds_chosen_on_test_images_are_what_the_page_says() -> None:
     assert f"FedAvg would have {best['fedavg']:.1f} and FedFA {best['fedfa']:.1f}" in words()
 
 
-def tested(table: str) -> dict[int, list[float]]:
+def by_rounds(table: str) -> dict[int, list[float]]:
     """The test metric in % by round: of each row of a table, over seeds."""
     by_round: dict[int, list[float]] = {}
     with open(RESULTS / "tables" / f"{table}-curves.csv", newline="") as file:
@@ -275,7 +275,7 @@ def tested(table: str) -> dict[int, list[float]]:
 
 
 def test_how_cifar_10_goes_is_what_the_page_says() -> None:
-    by_round = tested("cifar10-dir0.6-text")
+    by_round = by_rounds("cifar10-dir0.6-text")
     early, *later, last = (" and ".join(f"{score:.1f}" for score in by_round[number]) for number in (30, 55, 80, 100))
     told = f"{early} % after 30 rounds, {later[0]} after 55, {later[1]} after 80, {last} at the end"
     assert told in words()
@@ -305,7 +305,7 @@ def test_augmentations_on_office_caltech_10_are_as_the_page_says() -> None:
 
 
 def test_how_cifar_10_goes_with_ten_local_epochs_is_what_the_page_says() -> None:
-    by_round = tested("cifar10-dir0.6")
+    by_round = by_rounds("cifar10-dir0.6")
     ahead = sum(ours > plain for plain, ours in (by_round[number] for number in range(81, 101)))
     assert f"last 20, in {ahead} of which it is ahead" in words()
     assert "have {:.1f} and {:.1f} % after 30 rounds already".format(*by_round[30]) in words()

@@ -44,7 +44,7 @@ DEFAULTS = {
     "fedsam": {"rho": 0.05},
     "fedbn": {"share_average": False},
     "fedrobust": {"map_rate": 1e-3, "shift_rate": 0.02, "map_penalty": 100.0, "shift_penalty": 4.0},
-    "fedmix": {"lam": 0.1, "average": 5},
+    "fedmix": {"lam": 0.1, "average": 5, "products": "summed"},
     "fedharmo": {"alpha": 0.05, "amplitude": "window", "window": 0.1},
     "scaffold": {"server_rate": 1.0},
     "feddyn": {"alpha": 0.1},
