@@ -71,6 +71,14 @@ FUSION = "FedAvg,direct fusion,total,FedFA, corrected,FedFA, kept,FedFA, release
         ("digits-fedmix", ["digits-fedmix"], ["digits-variants", "digits-main", "digits-fedmix"]),
         ("digits-fusion", ["digits-fusion"], ["digits-variants", "digits-fusion"]),
         ("digits-augmentations", ["digits-augmentations"], ["digits-variants", "digits-augmentations"]),
+        (
+            "digits-augmentations-tuned",
+            [
+                *("digits-augmentations", "--only", "Manifold Mixup,CutMix", "--seeds", "10"),
+                *("--tuned", str(RESULTS / "digits-augmentations-tuned" / "tuned.toml")),
+            ],
+            ["digits-variants-tuned", "digits-augmentations-tuned"],
+        ),
         ("digits-layers", ["digits-layers"], ["digits-variants", "digits-layers"]),
         ("digits-alpha-p", ["digits-alpha-p"], ["digits-variants", "digits-alpha-p"]),
         ("digits-unseen", ["digits-unseen"], ["digits-unseen"]),
@@ -127,7 +135,8 @@ def test_pages_quote_the_tables() -> None:
         assert f"| {' | '.join([*row[:2], *row[6:13]])} |" in page
     for row in cells("office-transforms").values():
         assert f"| {' | '.join(row[:11])} |" in page
-    for kind in ("main", "main-tuned", "variants", "variants-tuned", "fusion", "augmentations", "layers", "alpha-p"):
+    kinds = ["main", "main-tuned", "variants", "variants-tuned", "fusion", "augmentations", "augmentations-tuned"]
+    for kind in (*kinds, "layers", "alpha-p"):
         for row in cells(f"digits-{kind}").values():
             assert f"| {' | '.join(row[:10])} |" in page
     for row in cells("digits-fedmix").values():
@@ -322,3 +331,19 @@ def test_where_fedmix_goes_below_zero_is_what_the_page_says() -> None:
     assert below == {("summed", 0.1, 5): 5, ("averaged", 0.1, 5): 0, ("summed", 0.05, 5): 1, ("summed", 0.1, 0): 5}
     assert "below zero in all five seeds on the way; averaged, in none" in words()
     assert "below zero in one seed of five" in words()
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        ("cutmix", "Tuned CutMix - tuned FedFA is {:+.1f} [{:+.1f}, {:+.1f}], on all ten seeds"),
+        ("manifold-mixup", "tuned Manifold Mixup - tuned FedFA is {:+.1f} [{:+.1f}, {:+.1f}]."),
+    ],
+)
+def test_tuned_augmentations_against_tuned_fedfa_are_as_the_page_says(name: str, wanted: str) -> None:
+    runs = map(read_summary, (RESULTS / "digits-augmentations-tuned").glob("*.json"))
+    found = {run.seed: 100 * run.selected["last"].mean for run in runs if run.config["augmentation"]["name"] == name}
+    ours = averages("fedfa", ["digits-variants-tuned"])
+    gaps = [found[seed] - ours[seed] for seed in range(10)]
+    assert wanted.format(*interval(gaps)) in words()
+    assert "all ten" not in wanted or min(gaps) > 0
