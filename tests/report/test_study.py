@@ -88,6 +88,16 @@ def test_fedavg_comes_first_and_is_what_others_are_compared_with() -> None:
     assert [series.label for series in panel.series] == ["fedbn", "fedfa"] and panel.baseline == 0
 
 
+def test_what_others_are_compared_with_has_no_augmentation_and_most_seeds() -> None:
+    (panel,) = study(
+        entry(scores(0.5), augmentation="cutmix"), entry(scores(0.5), lr=0.1),
+        entry(scores(0.5), lr=0.2), entry(scores(0.6), lr=0.2, seed=1),
+    ).panels  # fmt: skip
+    assert [series.augmented for series in panel.series] == [False, False, True]
+    base = panel.series[panel.baseline]
+    assert base.config["lr"] == 0.2 and len(base.used) == 2
+
+
 def test_numbers_come_from_complete_runs_where_there_are_any() -> None:
     (panel,) = study(
         entry(scores(0.5, 0.6), seed=0), entry(scores(0.1), seed=1, done=False, rounds=2),

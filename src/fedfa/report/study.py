@@ -56,6 +56,11 @@ class Series:
         return str(self.entries[0].config["algorithm"]["name"])
 
     @property
+    def augmented(self) -> bool:
+        """Whether an augmentation was added to the algorithm."""
+        return bool(self.config.get("augmentation", {"name": "none"})["name"] != "none")
+
+    @property
     def config(self) -> dict[str, Any]:
         return self.entries[0].config
 
@@ -129,8 +134,8 @@ class Panel:
 
     @property
     def baseline(self) -> int:
-        """Which series others are compared with at first."""
-        order = sorted(self.comparable, key=lambda series: series.algorithm not in FIRST)
+        """Which series others are compared with at first: of equals the one with most seeds."""
+        order = sorted(self.comparable, key=lambda one: (one.algorithm not in FIRST, one.augmented, -len(one.used)))
         return self.series.index(order[0])
 
     def client_title(self, name: str) -> str:
@@ -292,7 +297,7 @@ def _panel(title: str, entries: Sequence[Entry]) -> Panel:
         Series(label, tuple(sorted(held, key=lambda entry: entry.seed)))
         for label, held in zip(labels, groups.values(), strict=True)
     ]
-    series.sort(key=lambda one: (one.algorithm not in FIRST, one.algorithm, one.label))
+    series.sort(key=lambda one: (one.algorithm not in FIRST, one.algorithm, one.augmented, one.label))
     clients = dict.fromkeys(
         name for one in series for entry in one.used for chosen in entry.selected.values() for name in chosen.clients
     )
