@@ -36,9 +36,9 @@ def test_digits_with_an_augmentation(tmp_path: Path, algorithm: str, augmentatio
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "fedfa", "fedbn", "fedharmo", "fedmix"])
 def test_phantoms(tmp_path: Path, algorithm: str) -> None:
-    """Thresholding brightness, with the best window for each site, gives a Dice below 0.3. FedMix's moves by 0.2 and more
-    from one round to the next, and with the number of threads: the same seed ended at 0.49 with one and at 0.39 with
-    two, which is too low. Over six rounds these are 0.52 and 0.50, and the others are at 0.67 and above."""
+    """Thresholding brightness, with the best window for each site, gives a Dice below 0.3. FedMix's moves by 0.2 and
+    more from one round to the next, and with the number of threads: the same seed ended at 0.49 with one and at 0.39
+    with two, which is too low. Over six rounds these are 0.52 and 0.50, and the others are at 0.67 and above."""
     run = fedfa.run("phantom-sites", root=tmp_path, algorithm=algorithm, rounds=12)
     last = [line["test"]["mean"] for line in run.metrics[-6:]]
     assert sum(last) / 6 > (0.45 if algorithm == "fedmix" else 0.6)
