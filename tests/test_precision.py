@@ -8,11 +8,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedfa import Run, UserError
 from fedfa.nets import LeNet, ResNet18
 from fedfa.precision import Precision, arithmetic, cast
+
+cuda = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+DEVICES = ["cpu", pytest.param("cuda", marks=cuda)]
 
 
 def test_arithmetic_is_put_back() -> None:
@@ -36,6 +39,55 @@ def test_bfloat16_rounds_the_forward_and_nothing_else() -> None:
     assert all(p.dtype == torch.float32 and p.grad is not None for p in mixed.parameters())
     assert list(mixed.state_dict()) == list(plain.state_dict())
     assert cast(plain, "tf32", torch.device("cpu")) is plain and torch.equal(plain(x), exact)
+
+
+class Autocast(nn.Module):
+    """torch's own way."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast(x.device.type, torch.bfloat16):
+            output: Tensor = self.model(x)
+        return output.float()
+
+
+def wanted(parameter: nn.Parameter) -> bool:
+    return parameter.requires_grad
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_weights_rounded_together_are_what_autocast_makes_of_them(device: str) -> None:
+    """To the bit, gradients and a gradient of the gradient too; and afterwards the weights are in their places."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.ReLU(), nn.ConvTranspose2d(8, 4, 2), nn.Flatten(), nn.Linear(196, 8), nn.LayerNorm(8)
+    ).to(device)
+    model.append(nn.Linear(8, 8, device=device))
+    model[-1].weight.requires_grad_(False)
+    found = []
+    for way in (cast(copy.deepcopy(model), "bf16", torch.device(device)), Autocast(model)):
+        x = torch.randn(5, 3, 8, 8, generator=torch.Generator().manual_seed(1)).to(device).requires_grad_()
+        own = list(filter(wanted, way.parameters()))
+        out = way(x)
+        assert all(one is other for one, other in zip(own, filter(wanted, way.parameters()), strict=True))
+        first = torch.autograd.grad(out.square().mean(), own, retain_graph=True)
+        (slope,) = torch.autograd.grad(out.square().mean(), x, create_graph=True)
+        second = torch.autograd.grad(slope.square().sum(), own, allow_unused=True)
+        found.append((out, *first, slope, *second))
+    for one, other in zip(*found, strict=True):
+        assert (one is None) == (other is None)
+        assert one is None or torch.equal(one, other)
+
+
+def test_weights_are_in_their_places_after_a_forward_that_fails() -> None:
+    model = cast(nn.Sequential(nn.Linear(4, 2)), "bf16", torch.device("cpu"))
+    before = list(model.parameters())
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        model(torch.ones(1, 5))
+    assert all(one is other for one, other in zip(model.parameters(), before, strict=True))
 
 
 def test_a_copy_of_a_mixed_model_is_a_model_of_its_own() -> None:

@@ -198,7 +198,7 @@ class TestCUDA:
 
         def step() -> tuple[Tensor, Tensor]:
             out, _ = fused(y, noise, Spread(2.0, 0.0), gate)
-            return out, torch.autograd.grad(out.square().sum(), y)[0]
+            return out.detach(), torch.autograd.grad(out.square().sum(), y)[0]  # no graph of another stream lives on
 
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
