@@ -3,10 +3,9 @@
 Features are seen as rows of channels, a row a pixel. Forward: `moments` (reads the features: mean and squared
 deviations of some rows), `finish` (small: those of all rows, running statistics, and a table of what every channel
 needs), `apply`. Backward: `sums` (Σ g and Σ g·(x − μ), g the gradient before the ReLU), `finish_sums` (small), `spread`
-(dx). Where rows are few, `at_once` and `back_at_once` do all three: a program has all rows of some channels, and reads
-them twice. The gradient of that gradient, which FedMix takes: `second_sums`, `second_finish`, `second_spread`. Whether
-the ReLU let a value through is computed again, so that nothing but the features is kept. In evaluation the table is
-made of the running statistics, by `settle`.
+(dx). The gradient of that gradient, which FedMix takes: `second_sums`, `second_finish`, `second_spread`. Whether the
+ReLU let a value through is computed again, so that nothing but the features is kept. In evaluation the table is made of
+the running statistics, by `settle`.
 
 Sums are float32, in an order that shapes alone decide.
 """
@@ -48,10 +47,12 @@ def _few(parts_made, channels, block_p: tl.constexpr, block_c: tl.constexpr):
     return c, inside, i, (i < parts_made) & inside
 
 
-@triton.jit
-def _measured(x, first, last, c, inside, channels, block_r: tl.constexpr, block_c: tl.constexpr):
-    """Mean and sum of squared deviations of channels over some rows. Values are measured from the first one, so that
-    squares lose nothing to a large mean."""
+@triton.jit(do_not_specialize=SHARED)
+def moments(x, parts, rows, channels, chunk, early: tl.constexpr, block_r: tl.constexpr, block_c: tl.constexpr):
+    """Mean and sum of squared deviations of every channel over a chunk of rows, into `parts` (chunks, 2, C). Values are
+    measured from the chunk's first one, so that squares lose nothing to a large mean."""
+    wait(early)
+    c, inside, first, last = _chunk(rows, channels, chunk, block_c)
     pivot = tl.load(x + first * channels + c, mask=inside, other=0).to(tl.float32)
     total = tl.zeros([block_r, block_c], tl.float32)
     square = tl.zeros([block_r, block_c], tl.float32)
@@ -62,22 +63,13 @@ def _measured(x, first, last, c, inside, channels, block_r: tl.constexpr, block_
         value = tl.where(mask, value - pivot, 0.0)
         total += value
         square += value * value
+    let_follow(early)
     count = (last - first) * 1.0
     gap = tl.sum(total, 0, keep_dims=True) / count
     deviation = tl.sum(square, 0, keep_dims=True) - gap * gap * count
-    return pivot + gap, tl.where(deviation < 0, 0.0, deviation)
-
-
-@triton.jit(do_not_specialize=SHARED)
-def moments(x, parts, rows, channels, chunk, early: tl.constexpr, block_r: tl.constexpr, block_c: tl.constexpr):
-    """Mean and sum of squared deviations of every channel over a chunk of rows, into `parts` (chunks, 2, C)."""
-    wait(early)
-    c, inside, first, last = _chunk(rows, channels, chunk, block_c)
-    mean, deviation = _measured(x, first, last, c, inside, channels, block_r, block_c)
-    let_follow(early)
     spot = parts + tl.program_id(0) * 2 * channels + c
-    tl.store(spot, mean, mask=inside)
-    tl.store(spot + channels, deviation, mask=inside)
+    tl.store(spot, pivot + gap, mask=inside)
+    tl.store(spot + channels, tl.where(deviation < 0, 0.0, deviation), mask=inside)
 
 
 @triton.jit
@@ -104,23 +96,10 @@ def finish(
     mean = pivot + tl.sum(tl.where(mask, count * (own - pivot), 0.0), 0, keep_dims=True) / rows
     gap = tl.where(mask, own - mean, 0.0)
     variance = tl.sum(square + count * gap * gap, 0, keep_dims=True) / rows
-    _settled(
-        mean, variance, weight, offset, running_mean, running_var, batches, table, rows, channels, momentum, eps,
-        c, inside, shifted, tracked, counted,
-    )  # fmt: skip
-
-
-@triton.jit
-def _settled(
-    mean, variance, weight, offset, running_mean, running_var, batches, table, rows, channels, momentum, eps,
-    c, inside, shifted: tl.constexpr, tracked: tl.constexpr, counted: tl.constexpr,
-):  # fmt: skip
-    """Write the table, move the running statistics, and give weight/std."""
     inverse = 1 / tl.sqrt_rn(variance + eps)
-    scale = inverse * tl.load(weight + c, mask=inside, other=0)
     tl.store(table + c, mean, mask=inside)
     tl.store(table + channels + c, inverse, mask=inside)
-    tl.store(table + 2 * channels + c, scale, mask=inside)
+    tl.store(table + 2 * channels + c, inverse * tl.load(weight + c, mask=inside, other=0), mask=inside)
     if tracked:
         if shifted:
             mean += tl.load(offset + c, mask=inside, other=0)
@@ -128,32 +107,6 @@ def _settled(
         _follow(running_var, variance * (rows / (rows - 1.0)), c, inside, momentum)
     if counted:
         tl.store(batches, tl.load(batches) + 1, mask=tl.program_id(0) == 0)
-    return scale
-
-
-@triton.jit(do_not_specialize=SHARED)
-def at_once(
-    x, weight, bias, offset, running_mean, running_var, batches, table, out, rows, channels, momentum, eps,
-    relu: tl.constexpr, shifted: tl.constexpr, tracked: tl.constexpr, counted: tl.constexpr, early: tl.constexpr,
-    block_r: tl.constexpr, block_c: tl.constexpr,
-):  # fmt: skip
-    """`moments`, `finish` and `apply` of some channels, by one program."""
-    c = (tl.program_id(0) * block_c + tl.arange(0, block_c))[None, :]
-    inside = c < channels
-    wait(early)
-    mean, deviation = _measured(x, 0, rows, c, inside, channels, block_r, block_c)
-    let_follow(early)
-    scale = _settled(
-        mean, deviation / rows, weight, offset, running_mean, running_var, batches, table, rows, channels, momentum,
-        eps, c, inside, shifted, tracked, counted,
-    )  # fmt: skip
-    base = tl.load(bias + c, mask=inside, other=0)
-    for start in range(0, rows, block_r):
-        r = (start + tl.arange(0, block_r))[:, None]
-        mask = (r < rows) & inside
-        value = tl.load(x + r * channels + c, mask=mask, other=0)
-        normal = _rectified((value.to(tl.float32) - mean) * scale + base, relu)
-        tl.store(out + r * channels + c, normal.to(value.dtype), mask=mask)
 
 
 @triton.jit
@@ -173,13 +126,6 @@ def settle(
 
 
 @triton.jit
-def _rectified(normal, relu: tl.constexpr):
-    if relu:
-        normal = tl.where(normal <= 0, 0.0, normal)  # NaN stays
-    return normal
-
-
-@triton.jit
 def _normal(value, table, bias, c, inside, channels):
     """What the ReLU is given, and the deviation from the mean that it comes from."""
     deviation = value.to(tl.float32) - tl.load(table + c, mask=inside, other=0)
@@ -196,8 +142,10 @@ def apply(
     value = tl.load(x + spot, mask=mask, other=0)
     wait(early)
     normal, _, _ = _normal(value, table, bias, c, inside, channels)
+    if relu:
+        normal = tl.where(normal <= 0, 0.0, normal)  # NaN stays
     let_follow(early)
-    tl.store(out + spot, _rectified(normal, relu).to(value.dtype), mask=mask)
+    tl.store(out + spot, normal.to(value.dtype), mask=mask)
 
 
 @triton.jit
@@ -211,23 +159,6 @@ def _behind(x, grad, table, bias, spot, mask, c, inside, channels, relu: tl.cons
     return slope, deviation, scale
 
 
-@triton.jit
-def _added(
-    x, grad, table, bias, first, last, c, inside, channels,
-    relu: tl.constexpr, block_r: tl.constexpr, block_c: tl.constexpr,
-):  # fmt: skip
-    """Σ g and Σ g·(x − μ) of channels over some rows."""
-    outer = tl.zeros([block_r, block_c], tl.float32)
-    inner = tl.zeros([block_r, block_c], tl.float32)
-    for start in range(first, last, block_r):
-        r = (start + tl.arange(0, block_r))[:, None]
-        mask = (r < last) & inside
-        slope, deviation, _ = _behind(x, grad, table, bias, r * channels + c, mask, c, inside, channels, relu)
-        outer += slope
-        inner += tl.where(mask, slope * deviation, 0.0)
-    return tl.sum(outer, 0, keep_dims=True), tl.sum(inner, 0, keep_dims=True)
-
-
 @triton.jit(do_not_specialize=SHARED)
 def sums(
     x, grad, table, bias, parts, rows, channels, chunk,
@@ -236,11 +167,18 @@ def sums(
     """Σ g and Σ g·(x − μ) of every channel over a chunk of rows, into `parts` (chunks, 2, C)."""
     wait(early)
     c, inside, first, last = _chunk(rows, channels, chunk, block_c)
-    outer, inner = _added(x, grad, table, bias, first, last, c, inside, channels, relu, block_r, block_c)
+    outer = tl.zeros([block_r, block_c], tl.float32)
+    inner = tl.zeros([block_r, block_c], tl.float32)
+    for start in range(first, last, block_r):
+        r = (start + tl.arange(0, block_r))[:, None]
+        mask = (r < last) & inside
+        slope, deviation, _ = _behind(x, grad, table, bias, r * channels + c, mask, c, inside, channels, relu)
+        outer += slope
+        inner += tl.where(mask, slope * deviation, 0.0)
     let_follow(early)
     spot = parts + tl.program_id(0) * 2 * channels + c
-    tl.store(spot, outer, mask=inside)
-    tl.store(spot + channels, inner, mask=inside)
+    tl.store(spot, tl.sum(outer, 0, keep_dims=True), mask=inside)
+    tl.store(spot + channels, tl.sum(inner, 0, keep_dims=True), mask=inside)
 
 
 @triton.jit(do_not_specialize=SHARED)
@@ -255,19 +193,12 @@ def finish_sums(
     c, inside, i, mask = _few(parts_made, channels, block_p, block_c)
     outer = tl.sum(tl.load(parts + i * 2 * channels + c, mask=mask, other=0), 0, keep_dims=True)
     inner = tl.sum(tl.load(parts + i * 2 * channels + channels + c, mask=mask, other=0), 0, keep_dims=True)
-    outer, inner = _pulls(outer, inner, table, grads, rows, channels, c, inside)
-    tl.store(pulls + c, outer, mask=inside)
-    tl.store(pulls + channels + c, inner, mask=inside)
-
-
-@triton.jit
-def _pulls(outer, inner, table, grads, rows, channels, c, inside):
-    """Write the gradients of weight, bias and offset, and give what all rows pull at each of them."""
     inverse = tl.load(table + channels + c, mask=inside, other=0)
     tl.store(grads + c, inner * inverse, mask=inside)
     tl.store(grads + channels + c, outer, mask=inside)
     tl.store(grads + 2 * channels + c, tl.zeros_like(outer), mask=inside)
-    return outer / rows, inner * inverse * inverse / rows
+    tl.store(pulls + c, outer / rows, mask=inside)
+    tl.store(pulls + channels + c, inner * inverse * inverse / rows, mask=inside)
 
 
 @triton.jit(do_not_specialize=SHARED)
@@ -283,26 +214,6 @@ def spread(
     inner = tl.load(pulls + channels + c, mask=inside, other=0)
     let_follow(early)
     tl.store(out + spot, (scale * (slope - outer - deviation * inner)).to(out.dtype.element_ty), mask=mask)
-
-
-@triton.jit(do_not_specialize=SHARED)
-def back_at_once(
-    x, grad, table, bias, grads, out, rows, channels,
-    relu: tl.constexpr, early: tl.constexpr, block_r: tl.constexpr, block_c: tl.constexpr,
-):  # fmt: skip
-    """`sums`, `finish_sums` and `spread` of some channels, by one program."""
-    c = (tl.program_id(0) * block_c + tl.arange(0, block_c))[None, :]
-    inside = c < channels
-    wait(early)
-    outer, inner = _added(x, grad, table, bias, 0, rows, c, inside, channels, relu, block_r, block_c)
-    let_follow(early)
-    outer, inner = _pulls(outer, inner, table, grads, rows, channels, c, inside)
-    for start in range(0, rows, block_r):
-        r = (start + tl.arange(0, block_r))[:, None]
-        mask = (r < rows) & inside
-        spot = r * channels + c
-        slope, deviation, scale = _behind(x, grad, table, bias, spot, mask, c, inside, channels, relu)
-        tl.store(out + spot, (scale * (slope - outer - deviation * inner)).to(out.dtype.element_ty), mask=mask)
 
 
 @triton.jit(do_not_specialize=SHARED)

@@ -1,6 +1,5 @@
-"""Batch normalisation, with or without ReLU, of features in channels_last on CUDA: three launches forward and three
-backward, or one each where rows are few, and three for the gradient of that, of
-:mod:`fedfa.layers.normalisation_kernels_triton`."""
+"""Batch normalisation, with or without ReLU, of features in channels_last on CUDA: three launches forward, three
+backward, and three for the gradient of that, of :mod:`fedfa.layers.normalisation_kernels_triton`."""
 
 from __future__ import annotations
 
@@ -20,8 +19,6 @@ PROGRAMS = 256
 """As many programs as keep a large GPU busy, and as many parts as the small kernels hold at once."""
 FEW = 16
 """Channels of a program of the small kernels."""
-AT_ONCE = 4096
-"""Rows that one program reads by itself: three launches take longer, and leave less room for what runs beside them."""
 
 
 class _Launch:
@@ -41,9 +38,6 @@ class _Launch:
         self.chunks = (self.parts, across)
         self.few = (triton.cdiv(self.channels, FEW),)
         self.small = {**own, "block_p": triton.next_power_of_2(self.parts), "block_c": FEW}
-        self.at_once = self.rows <= AT_ONCE
-        block_r = min(triton.next_power_of_2(self.rows), 1024)
-        self.whole = {**own, "block_r": block_r, "block_c": FEW, "num_warps": max(1, block_r // 64)}
 
 
 def normalised(norm: nn.BatchNorm2d, x: Tensor, offset: Tensor | None, relu: bool) -> Tensor:
@@ -77,37 +71,17 @@ class _Normalise(torch.autograd.Function):
     ) -> Tensor:
         launch = _Launch(x)
         rows, channels = launch.rows, launch.channels
-        table, out = torch.empty((3, channels), device=x.device), torch.empty_like(x)
+        parts, table = (torch.empty((n, channels), device=x.device) for n in (2 * launch.parts, 3))
+        out = torch.empty_like(x)
         count = norm.num_batches_tracked
-        kept = (
-            weight if offset is None else offset,
-            norm.running_mean,
-            norm.running_var,
-            table if count is None else count,
-        )
-        numbers = float(norm.momentum or 0), float(norm.eps)
-        flags = {"shifted": offset is not None, "tracked": bool(norm.momentum), "counted": count is not None}
-        if launch.at_once:
-            kernels.at_once[launch.few](
-                x, weight, bias, *kept, table, out, rows, channels, *numbers, relu=relu, **flags, **launch.whole
-            )
-        else:
-            parts = torch.empty((2 * launch.parts, channels), device=x.device)
-            kernels.moments[launch.chunks](x, parts, rows, channels, launch.chunk, **launch.blocks)
-            kernels.finish[launch.few](
-                parts,
-                weight,
-                *kept,
-                table,
-                rows,
-                channels,
-                launch.chunk,
-                launch.parts,
-                *numbers,
-                **flags,
-                **launch.small,
-            )
-            kernels.apply[launch.each](x, table, bias, out, rows, channels, relu=relu, **launch.blocks)
+        kernels.moments[launch.chunks](x, parts, rows, channels, launch.chunk, **launch.blocks)
+        kernels.finish[launch.few](
+            parts, weight, weight if offset is None else offset, norm.running_mean, norm.running_var,
+            table if count is None else count, table, rows, channels, launch.chunk, launch.parts,
+            float(norm.momentum or 0), float(norm.eps),
+            shifted=offset is not None, tracked=bool(norm.momentum), counted=count is not None, **launch.small,
+        )  # fmt: skip
+        kernels.apply[launch.each](x, table, bias, out, rows, channels, relu=relu, **launch.blocks)
         ctx.save_for_backward(x, weight, bias, offset, table)
         ctx.relu = relu
         return out
@@ -128,11 +102,8 @@ def _back(grad: Tensor, x: Tensor, bias: Tensor, table: Tensor, relu: bool) -> t
         launch = _Launch(x)
         rows, channels = launch.rows, launch.channels
         grad = grad.contiguous(memory_format=torch.channels_last)
-        own, out = torch.empty((3, channels), device=x.device), torch.empty_like(x)
-        if launch.at_once:
-            kernels.back_at_once[launch.few](x, grad, table, bias, own, out, rows, channels, relu=relu, **launch.whole)
-            return out, own
-        parts, pulls = (torch.empty((n, channels), device=x.device) for n in (2 * launch.parts, 2))
+        parts, pulls, own = (torch.empty((n, channels), device=x.device) for n in (2 * launch.parts, 2, 3))
+        out = torch.empty_like(x)
         kernels.sums[launch.chunks](
             x, grad, table, bias, parts, rows, channels, launch.chunk, relu=relu, **launch.blocks
         )
