@@ -23,7 +23,6 @@ WRITERS = "FedProx,FedSAM,FedAvgM,FedRobust,FedMix,FedFA"
 VARIANTS = ["office-main-plain", "office-variants-plain"]
 TURNED = ["office-main", "office-variants"]
 TRANSFORMS = "FedAvg, flip and rotation,FedFA,FedFA, flip and rotation"
-OPEN = "p = 0.1,p = 0.3,p = 0.5, α = 0.99,p = 0.7,p = 0.9,p = 1"
 FUSION = "FedAvg,direct fusion,total,FedFA, corrected,FedFA, kept,FedFA, released"
 
 
@@ -38,7 +37,12 @@ FUSION = "FedAvg,direct fusion,total,FedFA, corrected,FedFA, kept,FedFA, release
         ("fundus-mini", ["fundus-mini", "--only", "FedFA"], ["fundus-mini"]),
         ("fundus-fractions", ["fundus-fractions", "--only", "FedFA"], ["fundus-mini", "fundus-fractions"]),
         ("office-augmentations", ["office-augmentations"], ["office-main", "office-augmentations"]),
-        ("office-alpha-p", ["office-alpha-p", "--only", OPEN, "--seeds", "2"], ["office-main", "office-alpha-p"]),
+        ("office-alpha-p", ["office-alpha-p"], ["office-main", "office-alpha-p"]),
+        (
+            "office-fedmix-plain",
+            ["office-fedmix", "--variant", "plain", "--only", "FedMix,FedMix, averaged"],
+            ["office-main-plain", "office-fedmix-plain"],
+        ),
         ("pacs-main", ["pacs-main", "--only", "FedFA"], ["pacs-main"]),
         ("office-cost", ["office-cost", "--rounds", "3", "--seeds", "1"], ["office-cost"]),
         ("cifar10-dir0.6", ["cifar10-dir0.6", "--only", "FedFA", "--seeds", "1"], ["cifar10-dir0.6"]),
@@ -133,6 +137,8 @@ def test_pages_quote_the_tables() -> None:
         assert f"| {' | '.join([*row[:2], *row[6:11], *row[-2:]])} |" in page
     for row in cells("office-alpha-p").values():
         assert f"| {' | '.join([*row[:2], *row[6:13]])} |" in page
+    for row in cells("office-fedmix-plain").values():
+        assert f"| {' | '.join(row[:13])} |" in page
     for row in cells("office-transforms").values():
         assert f"| {' | '.join(row[:11])} |" in page
     kinds = ["main", "main-tuned", "variants", "variants-tuned", "fusion", "augmentations", "augmentations-tuned"]
@@ -313,6 +319,30 @@ def test_augmentations_on_office_caltech_10_are_as_the_page_says() -> None:
     assert "by {:.1f}, {:.1f} and {:.1f} in the three seeds".format(*added) in words()
 
 
+def test_p_and_alpha_on_office_caltech_10_are_as_the_page_says() -> None:
+    """Against p = 0.5 and α = 0.99, paired on three seeds."""
+    scores: dict[tuple[float, float], dict[int, float]] = {}
+    for folder in ("office-main", "office-alpha-p"):
+        for run in map(read_summary, (RESULTS / folder).glob("*-fedfa-seed*.json")):
+            given = run.experiment.algorithm
+            scores.setdefault((given["p"], given["momentum"]), {})[run.seed] = 100 * run.selected["last"].mean
+    ours = scores.pop((0.5, 0.99))
+    gaps = {key: [own[seed] - ours[seed] for seed in range(3)] for key, own in scores.items()}
+    told = {key: "[{:+.1f}, {:+.1f}]".format(*interval(gap)[1:]) for key, gap in gaps.items()}
+    means = {key: sum(own) / 3 for key, own in gaps.items()}
+    assert (
+        f"p = 0.7 is {means[0.7, 0.99]:.1f} points {told[0.7, 0.99]} above 0.5, in each of the three seeds" in words()
+    )
+    assert f"{-means[1.0, 0.99]:.1f} below it {told[1.0, 0.99]}" in words()
+    assert (
+        f"the last round is {-means[0.5, 0.0]:.1f} points lower {told[0.5, 0.0]}, lower in all three seeds" in words()
+    )
+    assert min(gaps[0.7, 0.99]) > 0 > max(gaps[0.5, 0.0])
+    assert max(abs(mean) for (p, alpha), mean in means.items() if p == 0.5 and alpha) < 0.6
+    high = [mean for (p, _), mean in means.items() if p >= 0.3 and p != 0.5]
+    assert max([*high, 0.0]) - min([*high, 0.0]) < 1.25, "from 0.3 on all are within 1.2 points"
+
+
 def test_how_cifar_10_goes_with_ten_local_epochs_is_what_the_page_says() -> None:
     by_round = by_rounds("cifar10-dir0.6")
     ahead = sum(ours > plain for plain, ours in (by_round[number] for number in range(81, 101)))
@@ -328,6 +358,12 @@ def test_where_fedmix_goes_below_zero_is_what_the_page_says() -> None:
             key = given.get("products", "summed"), given["lam"], given["average"]
             lowest.setdefault(key, []).append(min(line["loss"] for line in run.metrics))
     below = {key: sum(loss < 0 for loss in losses) for key, losses in lowest.items() if len(losses) == 5}
+    lowest_plain = min(
+        line["loss"]
+        for path in (RESULTS / "office-main-plain").glob("*-fedmix-seed*.json")
+        for line in read_summary(path).metrics
+    )
+    assert lowest_plain > 0.3 and "but stays above 0.3 in all ten seeds" in words()
     assert below == {("summed", 0.1, 5): 5, ("averaged", 0.1, 5): 0, ("summed", 0.05, 5): 1, ("summed", 0.1, 0): 5}
     assert "below zero in all five seeds on the way; averaged, in none" in words()
     assert "below zero in one seed of five" in words()
