@@ -120,9 +120,12 @@ def compare(
 @app.command()
 @user_errors
 def reproduce(
-    table: Annotated[str, typer.Argument(help="A table's name, or a TOML file; none lists them.")] = "",
-    overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes to all runs.")
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[TABLE]... [KEY=VALUE]...",
+            help="Tables' names, or TOML files; none lists them. And changes to all runs.",
+        ),
     ] = None,
     only: Annotated[str, typer.Option("--only", metavar="ROW,…", help="These rows, and the reference row.")] = "",
     seeds: Annotated[
@@ -142,16 +145,19 @@ def reproduce(
     summaries: Annotated[Path | None, typer.Option("--summaries", help="Write each run as a small JSON there.")] = None,
     quiet: Quiet = False,
 ) -> None:
-    """Reproduce a table of the paper: fedfa reproduce office-main --data DIR"""
+    """Reproduce tables of the paper: fedfa reproduce office-main office-variants --data DIR"""
     from fedfa.experiment import parse_overrides
     from fedfa.reproduce.play import Wish, list_tables, reproduce
 
-    if not table:
+    tables = [word for word in words or () if "=" not in word]
+    if not words:
         list_tables()
         return
+    if not tables:
+        raise UserError("which table? `fedfa reproduce` lists them")
     found = tuple(sources or ())
     wish = Wish(seeds, only, data, rounds, out, at_once, variant, tuned, rule, table_only, found, summaries, quiet)
-    reproduce(table, parse_overrides(overrides or []), wish)
+    reproduce(tables, parse_overrides([word for word in words if "=" in word]), wish)
 
 
 @app.command()

@@ -190,6 +190,9 @@ def test_costs_are_measured_in_processes_of_their_own(tmp_path: Path) -> None:
         (["digit-sites", "rouns=3"], "unknown key 'rouns'"),
         (["digit-sites", "--table-only", "--from", "nowhere"], "there is no folder nowhere"),
         (["digit-sites", "--tuned", "nowhere.toml"], "no file nowhere.toml"),
+        (["rounds=3"], "which table? `fedfa reproduce` lists them"),
+        (["digit-sites", "digit-site"], "digit-site"),
+        (["digit-sites", "digit-sites-cost", "--only", "FedProx,FedMixx"], "digit-sites has no row 'FedMixx'"),
     ],
 )
 def test_bad_input_is_one_line(
@@ -243,3 +246,20 @@ def test_rows_that_are_the_same_are_run_once(tmp_path: Path) -> None:
     assert "runs 0/1" in told
     one, other = rows(tmp_path / "runs" / "tables" / "own.csv")
     assert one["average"] == other["average"] and float(other["difference"]) == 0
+
+
+def test_several_tables_share_their_runs(tmp_path: Path) -> None:
+    """Those of all are played together, and one that two tables have is played once."""
+    start = "title = 'Mine'\nbase = 'digit-sites'\nseeds = 1\n[rows]\nFedAvg = {}\n"
+    for name, rule in (("first", "fedprox"), ("second", "fedsam")):
+        (tmp_path / f"{name}.toml").write_text(start + f"Other = {{algorithm = '{rule}'}}\n")
+    small = ["--rounds", "1", "split.fraction=0.1", "device=cpu", "--summaries", tmp_path / "summaries"]
+    told = fedfa(tmp_path / "first.toml", tmp_path / "second.toml", *small, "-o", tmp_path / "runs")
+    assert "runs 0/3" in told and "first, FedAvg, seed 0" in told and "Mine, 1 round, with" in told
+    made = [rows(tmp_path / "runs" / "tables" / f"{name}.csv") for name in ("first", "second")]
+    assert made[0][0] == made[1][0] and [row["seeds"] for table in made for row in table] == ["1"] * 4
+    assert len(list((tmp_path / "summaries").iterdir())) == 3
+    (tmp_path / "more").mkdir()
+    (tmp_path / "more" / "first.toml").write_text(start)
+    output = fedfa(tmp_path / "first.toml", tmp_path / "more" / "first.toml", code=2)
+    assert "two tables are called first" in output

@@ -1,8 +1,9 @@
-"""`fedfa reproduce`: from a table's name to its runs, and from those to the table."""
+"""`fedfa reproduce`: from tables' names to their runs, and from those to the tables."""
 
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,8 +66,89 @@ def list_tables() -> None:
         )  # fmt: skip
 
 
-def reproduce(name: str, overrides: dict[str, Any], wish: Wish) -> Results:
-    """Run what is missing of a table, and make the table."""
+class _Known:
+    """The complete runs that there are in some folders, by what they are runs of; the first of two that are of the
+    same."""
+
+    def __init__(self, folders: Sequence[Path], precisely: bool) -> None:
+        self._precisely = precisely
+        self._found: dict[str, RunSummary | Run] = {}
+        for folder in reversed(folders):
+            self._found |= find_summaries(folder, precisely)
+        self._names: dict[str, str] = {}
+
+    def name(self, experiment: Experiment) -> str:
+        return self._names.setdefault(experiment.title, identity(experiment, self._precisely))
+
+    def find(self, cell: Cell) -> RunSummary | None:
+        name = self.name(cell.experiment)
+        found = self._found.get(name)
+        if isinstance(found, Run):
+            found = self._found[name] = summary_of(found)
+        return found
+
+    def add(self, experiment: Experiment, run: Run) -> None:
+        self._found[self.name(experiment)] = run
+
+    def write(self, cell: Cell, folder: Path) -> None:
+        found = self.find(cell)
+        if found is not None:
+            write_summary(found, folder)
+
+
+@dataclass(frozen=True)
+class _Planned:
+    """A table as it was asked for, and which of its runs there are."""
+
+    table: Table
+    choice: Choice
+    cells: list[Cell]
+    rule: Rule
+    known: _Known
+
+    @property
+    def apart(self) -> bool:
+        """Whether its runs have a process each: costs are not to be measured beside others."""
+        return self.table.kind == "cost"
+
+    def missing(self) -> list[Cell]:
+        return [cell for cell in self.cells if self.known.find(cell) is None]
+
+
+def reproduce(names: Sequence[str], overrides: dict[str, Any], wish: Wish) -> list[Results]:
+    """Run what is missing of some tables, and make the tables. Runs of all of them go side by side, and one that two
+    tables have is played once."""
+    plans = [_plan(name, overrides, wish) for name in dict.fromkeys(names)]
+    if twice := [name for name, count in Counter(plan.table.name for plan in plans).items() if count > 1]:
+        raise UserError(f"two tables are called {twice[0]}: their files would have one name")
+
+    def ended(experiment: Experiment, run: Run) -> None:
+        for plan in plans:
+            plan.known.add(experiment, run)
+        if wish.summaries is not None:  # now: who knows how long this may go on
+            write_summary(summary_of(run), wish.summaries)
+
+    failed: dict[str, UserError] = {}
+    for apart in (False, True) if not wish.table_only else ():
+        missing = [(plan, cell) for plan in plans if plan.apart == apart for cell in plan.missing()]
+        for plan, cell in {plan.table.name: (plan, cell) for plan, cell in missing}.values():
+            check_data(plan.table, cell.experiment)
+        runs = _distinct([(label(cell, plan.table.name if len(plans) > 1 else ""), cell) for plan, cell in missing])
+        if runs:
+            failed |= play_all(runs, ended, out=wish.out, at_once=wish.at_once, apart=apart, quiet=wish.quiet)
+    made = []
+    for plan in plans:
+        results = gather(plan.table, plan.cells, plan.known.find, plan.rule)
+        if wish.summaries is not None:
+            for cell in plan.cells:
+                plan.known.write(cell, wish.summaries)
+        _make(results, plan, wish)
+        made.append(results)
+    complain(failed)
+    return made
+
+
+def _plan(name: str, overrides: dict[str, Any], wish: Wish) -> _Planned:
     table = find_table(name)
     rule = _rule(wish.rule, table.rule)
     only = split_names(wish.only)
@@ -75,34 +157,15 @@ def reproduce(name: str, overrides: dict[str, Any], wish: Wish) -> Results:
     where = {} if wish.table_only else find_data(table, wish.data)
     rounds = {} if wish.rounds is None else {"rounds": wish.rounds}
     choice = Choice(wish.seeds, only, wish.variant, {**where, **rounds, **overrides}, tuned)
-    cells = lay_out(table, choice)
     precisely = any("precision" in settings for settings in table.rows.values())
     known = _Known(wish.sources or tuple(filter(Path.is_dir, [wish.out])), precisely)
-
-    def ended(experiment: Experiment, run: Run) -> None:
-        known.add(experiment, run)
-        if wish.summaries is not None:  # now: who knows how long this may go on
-            write_summary(summary_of(run), wish.summaries)
-
-    failed: dict[str, UserError] = {}
-    missing = _distinct([cell for cell in cells if known.find(cell) is None])
-    if missing and not wish.table_only:
-        check_data(table, next(iter(missing.values())))
-        apart = table.kind == "cost"
-        failed = play_all(missing, ended, out=wish.out, at_once=wish.at_once, apart=apart, quiet=wish.quiet)
-    results = gather(table, cells, known.find, rule)
-    if wish.summaries is not None:
-        for cell in cells:
-            known.write(cell, wish.summaries)
-    _make(results, table, cells, choice, wish)
-    complain(failed)
-    return results
+    return _Planned(table, choice, lay_out(table, choice), rule, known)
 
 
-def _distinct(cells: Sequence[Cell]) -> dict[str, Experiment]:
+def _distinct(cells: Sequence[tuple[str, Cell]]) -> dict[str, Experiment]:
     """Runs by their labels, each once, though two rows may be the same."""
-    first = {cell.experiment.title: cell for cell in reversed(cells)}
-    return {label(cell): cell.experiment for cell in cells if first[cell.experiment.title] is cell}
+    first = {cell.experiment.title: name for name, cell in reversed(cells)}
+    return {name: cell.experiment for name, cell in cells if first[cell.experiment.title] == name}
 
 
 def complain(failed: Mapping[str, UserError]) -> None:
@@ -147,36 +210,6 @@ def read_tuned(path: Path, table: Table, variant: str, rows: Sequence[str]) -> d
     return {row: found[row] for row in rows}
 
 
-class _Known:
-    """The complete runs that there are in some folders, by what they are runs of; the first of two that are of the
-    same."""
-
-    def __init__(self, folders: Sequence[Path], precisely: bool) -> None:
-        self._precisely = precisely
-        self._found: dict[str, RunSummary | Run] = {}
-        for folder in reversed(folders):
-            self._found |= find_summaries(folder, precisely)
-        self._names: dict[str, str] = {}
-
-    def name(self, experiment: Experiment) -> str:
-        return self._names.setdefault(experiment.title, identity(experiment, self._precisely))
-
-    def find(self, cell: Cell) -> RunSummary | None:
-        name = self.name(cell.experiment)
-        found = self._found.get(name)
-        if isinstance(found, Run):
-            found = self._found[name] = summary_of(found)
-        return found
-
-    def add(self, experiment: Experiment, run: Run) -> None:
-        self._found[self.name(experiment)] = run
-
-    def write(self, cell: Cell, folder: Path) -> None:
-        found = self.find(cell)
-        if found is not None:
-            write_summary(found, folder)
-
-
 def play_all(
     runs: Mapping[str, Experiment],
     ended: Callable[[Experiment, Run], None],
@@ -207,17 +240,19 @@ def play_all(
     return failed
 
 
-def label(cell: Cell) -> str:
+def label(cell: Cell, table: str = "") -> str:
     """What a run is called while it goes."""
-    parts = [cell.row, cell.group, f"without {cell.held_out}" if cell.held_out else "", f"seed {cell.seed}"]
+    parts = [table, cell.row, cell.group, f"without {cell.held_out}" if cell.held_out else "", f"seed {cell.seed}"]
     return ", ".join(part for part in parts if part)
 
 
-def _make(results: Results, table: Table, cells: Sequence[Cell], choice: Choice, wish: Wish) -> None:
+def _make(results: Results, plan: _Planned, wish: Wish) -> None:
+    table, choice, cells = plan.table, plan.choice, plan.cells
     variant = choice.variant if choice.variant not in ("", table.variant) else ""
     told = f", variant {variant!r} ({table.variants[variant].why})" if variant else ""
     told += ", tuned on validation data" if choice.tuned is not None else ""
-    told += f", {cells[0].experiment.rounds} rounds"
+    rounds = cells[0].experiment.rounds
+    told += f", {rounds} {'rounds' if rounds > 1 else 'round'}"
     quiet = {"rounds", "source.path", *MACHINE, *COSMETIC}
     changed = {key: value for key, value in choice.overrides.items() if key not in quiet}
     told += f", with {', '.join(f'{key}={value}' for key, value in changed.items())}" if changed else ""
