@@ -13,13 +13,14 @@ import random
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -188,6 +189,50 @@ def transforms_cost() -> None:
     print(f"flip and rotation add to a captured round, AlexNet 4 x 32, bf16: {text}", flush=True)
 
 
+def rounding_cost() -> None:
+    """Captured rounds in bfloat16 where autocast rounds weights one by one, over those that round them together."""
+    cases: tuple[tuple[Callable[..., nn.Module], int, int, int], ...] = ((ResNet18, 10, 10, 32), (AlexNet, 4, 32, 256))
+    for network, clients, batch, side in cases:
+        data, variants = federation(clients, 20 * batch, side), {}
+        for name in ("together", "one by one"):
+            torch.manual_seed(0)
+            variants[name] = rounds(Captured, network(10, augment=fedfa.FFA), data, batch, "bf16")
+            apart = mock.patch("fedfa.precision._rounded_weights", return_value=nullcontext())
+            with apart if name == "one by one" else nullcontext():
+                for _ in range(2):  # in which steps are captured
+                    variants[name]()
+        ratio = ratios("together", variants, 24)["one by one"]
+        title = f"{network.__name__} with FFA, {clients} x {batch}, bf16"
+        print(
+            f"a captured round with weights rounded one by one, over one with all together, {title}: {ratio:.3f}",
+            flush=True,
+        )
+
+
+def uneven(runs: int = 6, first: int = 15, later: int = 15) -> None:
+    """Rounds a second of some runs side by side on a federation of CIFAR-10's shape: a hundred clients, ten a round,
+    with last batches of all sizes, most of which are captured in the first rounds."""
+    shares = np.random.default_rng(0).dirichlet(np.full(100, 0.6), 10).sum(0)
+    sizes = [max(10, round(4500 * share)) for share in shares]
+    total = sum(sizes)
+    images = torch.randint(256, (total, 3, 32, 32), dtype=torch.uint8)
+    clients = {
+        f"{number:02d}": ClientIndex(own, own[:0], own[:0])
+        for number, own in enumerate(torch.arange(total).split(sizes))
+    }
+    data = Federation("uneven", "classification", images, torch.arange(total) % 10, tuple("abcdefghij"), clients)
+    plays = []
+    for seed in range(runs):
+        torch.manual_seed(seed)
+        plays.append(rounds(Captured, ResNet18(10, augment=fedfa.FFA), data, 10, "bf16", "fedfa", participation=0.1))
+    speeds = [runs * count / side_by_side(plays, count) for count in (first, later)]
+    print(
+        f"FedFA, ResNet-18, 100 clients of 10 to {max(sizes)} images, 10 a round, batch 10, bf16, {runs} at once: "
+        f"{speeds[0]:.1f} rounds a second in the first {first} rounds, {speeds[1]:.1f} in the next {later}",
+        flush=True,
+    )
+
+
 def algorithms() -> None:
     """What a captured round of AlexNet takes by algorithm, over FedAvg's."""
     data = federation(4, 20 * 32, 256)
@@ -200,6 +245,20 @@ def algorithms() -> None:
     found = ratios("fedavg", variants, 8)
     text = ", ".join(f"{name} {ratio:.1f}" for name, ratio in found.items() if name != "fedavg")
     print(f"a captured round over FedAvg's, AlexNet 4 x 32, bf16: {text}", flush=True)
+
+
+def side_by_side(plays: Sequence[Callable[[], ServerState]], times: int) -> float:
+    """Seconds until each has played so many rounds, a thread each."""
+
+    def several(play: Callable[[], ServerState]) -> None:
+        with borrowed_streams(1, torch.device("cuda", 0)) as (own,), torch.cuda.stream(own):
+            for _ in range(times):
+                play()
+
+    start = time.perf_counter()
+    with ThreadPoolExecutor(len(plays)) as threads:
+        list(threads.map(several, plays))
+    return time.perf_counter() - start
 
 
 def office_sizes() -> Federation:
@@ -226,18 +285,7 @@ def office(runs: int, must: str, count: int = 30) -> None:
 
     plays = [play(seed) for seed in range(runs)]
 
-    def several(number: int, times: int) -> None:
-        with borrowed_streams(1, torch.device("cuda", 0)) as (own,), torch.cuda.stream(own):
-            for _ in range(times):
-                plays[number]()
-
-    def seconds(times: int) -> float:
-        start = time.perf_counter()
-        with ThreadPoolExecutor(runs) as threads:
-            list(threads.map(several, range(runs), [times] * runs))
-        return time.perf_counter() - start
-
-    first, each = seconds(10), seconds(count) / count
+    first, each = side_by_side(plays, 10), side_by_side(plays, count) / count
     whole = (first + 390 * each) / runs
     print(
         f"FedFA, AlexNet, Office's sizes, evaluated every round, bf16, {runs} at once: {whole:.1f} s "
@@ -300,6 +348,8 @@ CASES: dict[str, Callable[[], None]] = {
     "ffa": lambda: ffa_cost("bf16"),
     "ffa-tf32": lambda: ffa_cost("tf32"),
     "transforms": transforms_cost,
+    "rounding": rounding_cost,
+    "uneven": uneven,
     "algorithms": algorithms,
     "office": lambda: office(1, "30 s"),
     "office-seeds": lambda: office(5, "20 s"),
