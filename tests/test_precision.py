@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,19 @@ def test_weights_rounded_together_are_what_autocast_makes_of_them(device: str) -
     for one, other in zip(*found, strict=True):
         assert (one is None) == (other is None)
         assert one is None or torch.equal(one, other)
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "fedfa", "fedmix", "fedsam", "fedrobust", "scaffold"])
+def test_a_run_with_weights_rounded_together_is_one_with_autocasts(
+    algorithm: str,
+    play: Callable[..., Run],
+    assert_same: Callable[[Run, Run], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    settings = {"precision": "bf16", "algorithm": algorithm, "device": "cpu"}
+    ours = play(**settings)
+    monkeypatch.setattr("fedfa.precision._rounded_weights", lambda model: nullcontext())
+    assert_same(ours, play("torchs", **settings))
 
 
 def test_weights_are_in_their_places_after_a_forward_that_fails() -> None:
