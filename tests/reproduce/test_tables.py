@@ -191,3 +191,9 @@ def test_absent_data_name_the_folder_and_the_stand_in(tmp_path: Path, monkeypatc
     assert "stand-in" not in str(error.value)
     with pytest.raises(UserError, match="there is no folder"):
         find_data(find_table("office-main"), tmp_path / "nowhere")
+
+
+def test_a_folder_that_holds_other_data_sets_is_not_taken_for_one(tmp_path: Path) -> None:
+    (tmp_path / "pacs").mkdir()
+    with pytest.raises(UserError, match=r"domainnet-main needs DomainNet, and .* has no folder domainnet; a stand-in"):
+        find_data(find_table("domainnet-main"), tmp_path)

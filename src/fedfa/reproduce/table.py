@@ -232,6 +232,11 @@ def find_data(table: Table, data: Path | None) -> Settings:
     if place.is_dir():
         return {"source.path": str(place.resolve())}
     if data is not None:
+        others = {find_table(name).folder for name in table_names()} - {""}
+        if any((data / other).is_dir() for other in others):  # so it holds data sets, and is none itself
+            raise UserError(
+                f"{table.name} needs {table.needs}, and {data} has no folder {table.folder}{_instead(table)}"
+            )
         return {"source.path": str(data.resolve())}
     raise UserError(f"{table.name} needs {table.needs} in {place}, or wherever --data DIR says{_instead(table)}")
 
