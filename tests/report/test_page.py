@@ -219,11 +219,21 @@ def test_costs_by_hand() -> None:
     ]  # fmt: skip
 
 
-def test_costs_of_runs_that_shared_a_gpu_say_so() -> None:
-    run = entry(scores(0.5, 0.5))
-    run.provenance["beside"] = 4
-    (panel,) = study(run).panels
-    assert costs(panel).rows[0][-1].text == "CPU, shared with 4 others"
+@pytest.mark.parametrize(
+    ("beside", "told"),
+    [
+        ([4], "CPU, shared with 4 others"),
+        ([1, 1], "CPU, shared with 1 other"),
+        ([4, 6, 5], "CPU, shared with 4 to 6 others"),
+        ([2, 0], "CPU, alone or shared with up to 2 others"),
+    ],
+)
+def test_costs_of_runs_that_shared_a_gpu_say_so(beside: list[int], told: str) -> None:
+    runs = [entry(scores(0.5, 0.5), seed) for seed in range(len(beside))]
+    for run, others in zip(runs, beside, strict=True):
+        run.provenance["beside"] = others
+    (panel,) = study(*runs).panels
+    assert costs(panel).rows[0][-1].text == told
     assert "say nothing of one run's seconds and memory" in costs(panel).caption
 
 

@@ -219,9 +219,19 @@ def differences(panel: Panel, rule: Rule) -> Table:
     return Table(f"differences-{rule}", caption, columns, rows)
 
 
-def _hardware(provenance: Mapping[str, Any]) -> str:
-    name = str(provenance.get("hardware", NOTHING))
-    return f"{name}, shared with {others} others" if (others := provenance.get("beside")) else name
+def _hardware(runs: Sequence[Mapping[str, Any]]) -> str:
+    """What runs were computed on, by their provenance, and beside how many others."""
+    found: dict[str, list[int]] = {}
+    for provenance in runs:
+        found.setdefault(str(provenance.get("hardware", NOTHING)), []).append(int(provenance.get("beside") or 0))
+    return "; ".join(name + _shared(min(others), max(others)) for name, others in found.items())
+
+
+def _shared(fewest: int, most: int) -> str:
+    if not most:
+        return ""
+    some = f"up to {most}" if not fewest else str(most) if fewest == most else f"{fewest} to {most}"
+    return f", {'' if fewest else 'alone or '}shared with {some} {'other' if most == 1 else 'others'}"
 
 
 def costs(panel: Panel) -> Table:
@@ -247,7 +257,7 @@ def costs(panel: Panel) -> Table:
         }
         refused = sum(entry.refused for entry in series.entries)
         parameters = series.entries[0].provenance.get("parameters")
-        hardware = dict.fromkeys(_hardware(entry.provenance) for entry in series.entries)
+        hardware = _hardware([entry.provenance for entry in series.entries])
         rows.append(
             [
                 Cell(_name(series), (series.label,)),
@@ -256,7 +266,7 @@ def costs(panel: Panel) -> Table:
                 *(Cell(size(means[key]), (means[key],)) for key in ("up", "down", "traffic", "memory")),
                 Cell(NOTHING if parameters is None else f"{parameters:,}", (parameters,)),
                 Cell(str(refused), (refused,)),
-                Cell(", ".join(hardware), (", ".join(hardware),)),
+                Cell(hardware, (hardware,)),
             ]
         )
     caption = (
