@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -43,6 +44,28 @@ def test_runs_side_by_side_are_what_they_are_alone(algorithm: str, tmp_path: Pat
         assert "beside" not in alone.provenance and find_run(found[one.title].folder).provenance["beside"] == 5
     first = {out.metrics[3]["loss"] for out in found.values()}
     assert len(first) == len(experiments)
+
+
+def test_runs_with_last_batches_of_all_sizes(tmp_path: Path) -> None:
+    """Lanes capture in most rounds then, while others' steps are replayed or run eagerly."""
+    draw = np.random.default_rng(0)
+    for name in (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"):
+        records = draw.integers(256, size=(300, 1 + 3 * 32 * 32), dtype=np.uint8)
+        records[:, 0] = np.arange(300) % 10
+        (tmp_path / f"{name}.bin").write_bytes(records.tobytes())
+    uneven = {
+        "source": {"name": "cifar10", "path": str(tmp_path)},
+        "partition": {"name": "dirichlet", "clients": 40, "alpha": 0.6, "smallest": 2},
+        "network": {"name": "resnet18", "width": 0.25},
+        "participation": 0.25,
+        "batch_size": 10,
+    }
+    experiments = [experiment(seed, algorithm="fedfa", precision="bf16", **uneven) for seed in range(6)]
+    found = shared(experiments, tmp_path / "together", at_once=6)
+    assert all(out.done and not out.provenance.get("notices") for out in found.values())
+    alone = fedfa.run(experiments[0], root=tmp_path / "alone")
+    losses = [run.metrics[0]["loss"] for run in (alone, found[experiments[0].title])]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-2)
 
 
 def test_precisions_go_one_after_another_and_a_mistake_ends_no_other(tmp_path: Path) -> None:
