@@ -66,7 +66,7 @@ FUSION = "FedAvg,direct fusion,total,FedFA, corrected,FedFA, kept,FedFA, release
         (
             "digits-main-tuned",
             [
-                *("digits-main", "--only", "FedSAM"),
+                *("digits-main", "--only", "FedAvgM,FedProx,FedSAM"),
                 *("--tuned", str(RESULTS / "digits-main-tuned" / "tuned.toml")),
             ],
             ["digits-variants-tuned", "digits-main-tuned"],
