@@ -191,8 +191,8 @@ def test_costs_are_measured_in_processes_of_their_own(tmp_path: Path) -> None:
         (["digit-sites", "--table-only", "--from", "nowhere"], "there is no folder nowhere"),
         (["digit-sites", "--tuned", "nowhere.toml"], "no file nowhere.toml"),
         (["rounds=3"], "which table? `fedfa reproduce` lists them"),
-        (["digit-sites", "digit-site"], "digit-site"),
-        (["digit-sites", "digit-sites-cost", "--only", "FedProx,FedMixx"], "digit-sites has no row 'FedMixx'"),
+        (["digit-sites", "digit-site"], "no table 'digit-site'; did you mean 'digit-sites'?"),
+        (["digit-sites", "digits-fedmix", "--only", "FedProx"], "digits-fedmix has no row 'FedProx'"),
     ],
 )
 def test_bad_input_is_one_line(
@@ -225,6 +225,14 @@ def test_data_that_cannot_be_read_are_told_of_once(tmp_path: Path) -> None:
     (tmp_path / "pictures").mkdir()
     output = fedfa("office-main", "--data", tmp_path / "pictures", "-o", tmp_path / "runs", code=2)
     assert len(output.splitlines()) == 1 and "office_caltech10" in output
+    assert not (tmp_path / "runs").exists()
+
+
+def test_data_are_read_before_any_tables_runs(tmp_path: Path) -> None:
+    (tmp_path / "own.toml").write_text("title = 'Mine'\nbase = 'digit-sites'\nseeds = 1\n[rows]\nA = {rounds = 1}\n")
+    (tmp_path / "data").mkdir()
+    words = [tmp_path / "own.toml", "office-main", "--data", tmp_path / "data", "-o", tmp_path / "runs"]
+    assert "office-main needs Office-Caltech 10" in fedfa(*words, code=2)
     assert not (tmp_path / "runs").exists()
 
 

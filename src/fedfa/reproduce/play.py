@@ -129,15 +129,15 @@ def reproduce(names: Sequence[str], overrides: dict[str, Any], wish: Wish) -> li
             write_summary(summary_of(run), wish.summaries)
 
     failed: dict[str, UserError] = {}
-    for apart in (
-        () if wish.table_only else (True, False)
-    ):  # what is measured by itself may serve others, and not they it
-        missing = [(plan, cell) for plan in plans if plan.apart == apart for cell in plan.missing()]
-        for plan, cell in {plan.table.name: (plan, cell) for plan, cell in missing}.values():
-            check_data(plan.table, cell.experiment)
-        runs = _distinct([(label(cell, plan.table.name if len(plans) > 1 else ""), cell) for plan, cell in missing])
-        if runs:
-            failed |= play_all(runs, ended, out=wish.out, at_once=wish.at_once, apart=apart, quiet=wish.quiet)
+    if not wish.table_only:
+        for plan in plans:  # all of them before anything is played
+            for cell in plan.missing()[:1]:
+                check_data(plan.table, cell.experiment)
+        for apart in (True, False):  # what is measured by itself may serve other tables, but not theirs it
+            missing = [(plan, cell) for plan in plans if plan.apart == apart for cell in plan.missing()]
+            runs = _distinct([(label(cell, plan.table.name if len(plans) > 1 else ""), cell) for plan, cell in missing])
+            if runs:
+                failed |= play_all(runs, ended, out=wish.out, at_once=wish.at_once, apart=apart, quiet=wish.quiet)
     made = []
     for plan in plans:
         results = gather(plan.table, plan.cells, plan.known.find, plan.rule)
