@@ -32,8 +32,9 @@ from fedfa.data.transforms import Flip, Rotate, Transforms
 from fedfa.engines.captured import Captured
 from fedfa.engines.client import Local
 from fedfa.engines.sequential import Sequential
+from fedfa.layers.convolution import convolve
 from fedfa.memory import Memory
-from fedfa.nets import AlexNet, LeNet, ResNet18
+from fedfa.nets import AlexNet, LeNet, ResNet18, resnet
 from fedfa.precision import Precision, arithmetic
 from fedfa.server import Plan, Watcher, collect_shares, evaluate, first_state, play_round
 from fedfa.state import ServerState
@@ -103,12 +104,13 @@ def rounds(
     participation: float = 1.0,
     evaluated: bool = False,
     drop_last: bool = False,
+    lr: float = 0.01,
     **own: Any,
 ) -> Callable[[], ServerState]:
     """A function that plays a round, waits for it, and returns the server's state."""
     rule = fedfa.ALGORITHMS[algorithm]()
     memory = Memory(Path(tempfile.mkdtemp()))
-    local = Local(batch_size=batch, lr=0.01, drop_last=drop_last)
+    local = Local(batch_size=batch, lr=lr, drop_last=drop_last)
     engine = kind(model, data, Classification(), rule, local, memory, 0, device="cuda", precision=precision, **own)
     plan = Plan(10**6, 0, tuple(data.clients), participation=participation, evaluate_every=10**6)
     state = collect_shares(first_state(model, rule, len(data.clients)).to("cuda"), rule, engine, plan)
@@ -207,6 +209,36 @@ def rounding_cost() -> None:
             f"a captured round with weights rounded one by one, over one with all together, {title}: {ratio:.3f}",
             flush=True,
         )
+
+
+def parts() -> None:
+    """What ten lanes of ResNet-18 would gain if a part of the step took no time: captured rounds without it, over whole
+    ones. Nothing is learnt, since without normalisation weights would go astray."""
+
+    def plain(conv: nn.Conv2d, norm: nn.BatchNorm2d, x: Tensor, relu: nn.ReLU | None = None) -> Tensor:
+        return convolve(conv, x)
+
+    def straight(block: resnet.BasicBlock, x: Tensor) -> Tensor:
+        return resnet.normalised(block.conv2, block.bn2, resnet.normalised(block.conv1, block.bn1, x, block.relu))
+
+    from fedfa.layers import normalisation_triton
+
+    without: dict[str, Any] = {
+        "whole": nullcontext(),
+        "without normalisation": mock.patch.object(resnet, "normalised", plain),
+        "without shortcuts": mock.patch.object(resnet.BasicBlock, "forward", straight),
+        "without the optimiser": mock.patch.object(torch.optim.SGD, "step", return_value=None),
+        "sums over rows by a sixteenth of the programs": mock.patch.object(normalisation_triton, "PROGRAMS", 16),
+    }
+    data, variants = federation(10, 400, 32), {}
+    for name, changed in without.items():
+        torch.manual_seed(0)
+        with changed:
+            variants[name] = rounds(Captured, ResNet18(10), data, 10, "bf16", lr=0.0)
+            for _ in range(3):  # in which steps are captured
+                variants[name]()
+    for name, ratio in ratios("whole", variants, 8).items():
+        print(f"a captured round of ResNet-18, 10 x 10, bf16, {name}: {ratio:.3f} of a whole one", flush=True)
 
 
 def uneven(runs: int = 6, first: int = 15, later: int = 15) -> None:
@@ -349,6 +381,7 @@ CASES: dict[str, Callable[[], None]] = {
     "ffa-tf32": lambda: ffa_cost("tf32"),
     "transforms": transforms_cost,
     "rounding": rounding_cost,
+    "parts": parts,
     "uneven": uneven,
     "algorithms": algorithms,
     "office": lambda: office(1, "30 s"),

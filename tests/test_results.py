@@ -13,7 +13,9 @@ from typer.testing import CliRunner
 
 from fedfa import statistics
 from fedfa.cli import app
+from fedfa.paper import paper_table
 from fedfa.reproduce.summary import read_summary
+from fedfa.statistics import Rule
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
@@ -38,6 +40,7 @@ FUSION = "FedAvg,direct fusion,total,FedFA, corrected,FedFA, kept,FedFA, release
         ("fundus-fractions", ["fundus-fractions", "--only", "FedFA"], ["fundus-mini", "fundus-fractions"]),
         ("office-augmentations", ["office-augmentations"], ["office-main", "office-augmentations"]),
         ("office-alpha-p", ["office-alpha-p"], ["office-main", "office-alpha-p"]),
+        ("office-layers", ["office-layers"], ["office-main", "office-layers"]),
         (
             "office-fedmix-plain",
             ["office-fedmix", "--variant", "plain", "--only", "FedMix,FedMix, averaged"],
@@ -45,7 +48,7 @@ FUSION = "FedAvg,direct fusion,total,FedFA, corrected,FedFA, kept,FedFA, release
         ),
         ("pacs-main", ["pacs-main", "--only", "FedFA"], ["pacs-main"]),
         ("office-cost", ["office-cost", "--rounds", "3", "--seeds", "1"], ["office-cost"]),
-        ("cifar10-dir0.6", ["cifar10-dir0.6", "--only", "FedFA", "--seeds", "1"], ["cifar10-dir0.6"]),
+        ("cifar10-dir0.6", ["cifar10-dir0.6", "--only", "FedFA", "--seeds", "2"], ["cifar10-dir0.6"]),
         ("cifar10-dir0.6-text", ["cifar10-dir0.6", "--variant", "text", "--only", "FedFA"], ["cifar10-dir0.6-text"]),
         ("cifar10-dir0.3-text", ["cifar10-dir0.3", "--variant", "text", "--only", "FedFA"], ["cifar10-dir0.3-text"]),
         ("office-variants", ["office-variants"], TURNED),
@@ -136,7 +139,7 @@ def test_pages_quote_the_tables() -> None:
     for row in (*cells("cifar10-dir0.6-text").values(), *cells("cifar10-dir0.3-text").values()):
         assert f"| {' | '.join([*row[:6], *row[-4:]])} |" in page
     for row in cells("cifar10-dir0.6").values():
-        assert f"| {' | '.join([*row[:3], row[4], *row[7:9], row[-1]])} |" in page
+        assert f"| {' | '.join([*row[:6], *row[7:]])} |" in page
     for row in cells("office-cost").values():
         assert f"| {' | '.join([row[0], *row[2:]])} |" in page
     for row in cells("pacs-main").values():
@@ -145,6 +148,8 @@ def test_pages_quote_the_tables() -> None:
         assert f"| {' | '.join([*row[:2], *row[6:11], *row[-2:]])} |" in page
     for row in cells("office-alpha-p").values():
         assert f"| {' | '.join([*row[:2], *row[6:13]])} |" in page
+    for row in cells("office-layers").values():
+        assert f"| {' | '.join([*row[:2], *row[6:13], row[-1]])} |" in page
     for row in cells("office-fedmix-plain").values():
         assert f"| {' | '.join(row[:13])} |" in page
     for row in cells("office-transforms").values():
@@ -359,11 +364,56 @@ def test_p_and_alpha_on_office_caltech_10_are_as_the_page_says() -> None:
     assert max([*high, 0.0]) - min([*high, 0.0]) < 1.25, "from 0.3 on all are within 1.2 points"
 
 
+def test_sets_of_layers_on_office_caltech_10_are_as_the_page_says() -> None:
+    """FFA after some stages against FedAvg and against FFA after all five, paired by seed."""
+    plain, scores = averages("fedavg", ["office-main"]), {(1, 2, 3, 4, 5): averages("fedfa", ["office-main"])}
+    for run in map(read_summary, (RESULTS / "office-layers").glob("*.json")):
+        own = scores.setdefault(tuple(run.config["network"]["stages"]), {})
+        own[run.seed] = 100 * run.selected["last"].mean
+    assert len(scores) == 15 and all({0, 1} <= own.keys() for own in scores.values())
+    whole = {stages: np.array([own[seed] for seed in range(3)]) for stages, own in scores.items() if 2 in own}
+    every = whole[1, 2, 3, 4, 5]
+    others = [own for stages, own in whole.items() if len(stages) < 5]
+    means = np.mean(list(whole.values()), axis=0)
+    gains = list(means - [plain[seed] for seed in range(3)])
+    assert "FFA gains {:.1f} [{:+.1f}, {:+.1f}] over FedAvg".format(*interval(gains)) in words()
+    ahead = "{:.1f} [{:+.1f}, {:+.1f}] above the mean of the eleven others".format(
+        *interval(list(every - np.mean(others, axis=0)))
+    )
+    assert len(others) == 11 and f"all five together are {ahead}, three of which are ahead" in words()
+    assert sum(own.mean() > every.mean() for own in others) == 3
+    counts = [len(stages) for stages in whole]
+    slopes = [float(np.polyfit(counts, [own[seed] for own in whole.values()], 1)[0]) for seed in range(3)]
+    assert "A layer more is worth {:.1f} points [{:+.1f}, {:+.1f}]".format(*interval(slopes)) in words()
+    printed = paper_table("office-layers").rows
+    slope = np.polyfit(counts, [printed[f"{{{','.join(map(str, stages))}}}"][-1] for stages in whole], 1)[0]
+    assert f"in each seed), and {slope:.1f} in the paper" in words()
+    on_two = {stages: (own[0] + own[1]) / 2 for stages, own in scores.items()}
+    third, average = on_two[3,], np.mean(list(on_two.values()))
+    assert f"has {third:.1f} on its two seeds, where the fifteen sets have {average:.1f} on average" in words()
+    ends = whole[1, 5]
+    assert "{{1,5}}, by {:.1f}, {:.1f} and {:.1f} points".format(*(ends[s] - plain[s] for s in range(3))) in words()
+    assert "{{1,5}} is {:.1f} [{:+.1f}, {:+.1f}] from all five".format(*interval(list(ends - every))) in words()
+
+
 def test_how_cifar_10_goes_with_ten_local_epochs_is_what_the_page_says() -> None:
     by_round = by_rounds("cifar10-dir0.6")
     ahead = sum(ours > plain for plain, ours in (by_round[number] for number in range(81, 101)))
-    assert f"last 20, in {ahead} of which it is ahead" in words()
+    assert f"as a mean of the two seeds, in {ahead} of the 20 rounds" in words()
     assert "have {:.1f} and {:.1f} % after 30 rounds already".format(*by_round[30]) in words()
+    found: dict[tuple[str, int, Rule], float] = {}
+    for run in map(read_summary, (RESULTS / "cifar10-dir0.6").glob("*.json")):
+        for rule, selected in run.selected.items():
+            found[run.config["algorithm"]["name"], run.seed, rule] = 100 * selected.mean
+    first, second = (found["fedfa", seed, "last"] - found["fedavg", seed, "last"] for seed in range(2))
+    assert (
+        f"{first:.1f} points ahead after the last round of the first seed, {-second:.1f} behind in the second"
+        in words()
+    )
+    steady = (found["fedfa", seed, "last20"] - found["fedavg", seed, "last20"] for seed in range(2))
+    assert "it is ahead in both, by {:.1f} and {:.1f}".format(*steady) in words()
+    highest = max(score for (_, _, rule), score in found.items() if rule == "last")
+    assert 76.3 - highest > 3, "above all four of our runs by 3 points"
 
 
 def test_where_fedmix_goes_below_zero_is_what_the_page_says() -> None:
