@@ -98,6 +98,11 @@ FUSION = "FedAvg,direct fusion,total,FedFA, corrected,FedFA, kept,FedFA, release
         ("digits-alpha-p", ["digits-alpha-p"], ["digits-variants", "digits-alpha-p"]),
         ("digits-unseen", ["digits-unseen"], ["digits-unseen"]),
         ("mnist-writers", ["mnist-writers", "--seeds", "3", "--only", WRITERS], ["mnist-writers"]),
+        (
+            "mnist-writers-table",
+            ["mnist-writers", "--variant", "table", "--seeds", "3", "--only", WRITERS],
+            ["mnist-writers-table"],
+        ),
     ],
 )
 def test_a_table_is_made_of_its_runs(name: str, words: list[str], folders: list[str], tmp_path: Path) -> None:
@@ -168,6 +173,10 @@ def test_pages_quote_the_tables() -> None:
             assert f"| {' | '.join([*row[:11], *row[-2:]])} |" in page
     for name, row in cells("office-precision-plain").items():
         assert f"| {name} | {row[6]} | {row[7]} | {row[-2]} | {row[-1]} |" in page
+    drawn = (RESULTS / "tables" / "mnist-writers-table.md").read_text()
+    assert "mean over 100 clients" in drawn, "each seed draws a hundred writers, of 179 in all"
+    for row in cells("mnist-writers-table").values():
+        assert f"| {' | '.join([*row[:6], *row[7:9]])} |" in page
     for name, row in cells("mnist-writers").items():
         assert f"| {name} | {row[2]} | {row[3]} | {row[-2]} | {row[-1]} |" in page
     difference = cells("office-precision-plain")["FedFA, bf16"]

@@ -44,7 +44,7 @@ def _scores(
 ) -> text.Table:
     rule, first = results.rule, results.table.first
     shown = results.columns if len(results.columns) <= MOST_CLIENTS else ()
-    unseen, many = bool(results.table.held_out), 0 if shown else len(results.columns)
+    unseen, many = bool(results.table.held_out), 0 if shown else results.clients
     columns = [Column("", ("row",), numeric=False), Column("seeds", ("seeds", "of"))]
     columns += [Column(client, _keys(client)) for client in shown]
     columns += [Column(AVERAGE, _keys(AVERAGE)), Column(LEVEL_TEXT, (f"{AVERAGE}_low", f"{AVERAGE}_high"))]

@@ -106,6 +106,12 @@ class Results:
         """What is tested, as the runs say."""
         return next((str(run.provenance["metric"]) for series in self.series for _, run in series.runs), "metric")
 
+    @property
+    def clients(self) -> int:
+        """How many clients a run has: where some are drawn, seeds draw others, and `columns` has them all."""
+        runs = (run for series in self.series for _, run in series.runs)
+        return max((len(chosen.clients) for run in runs for chosen in _some(run)), default=0)
+
     def machines(self) -> list[str]:
         """What the runs were computed on, each once."""
         return sorted({_machine(run) for series in self.series for _, run in series.runs})
