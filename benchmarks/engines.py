@@ -191,24 +191,32 @@ def transforms_cost() -> None:
     print(f"flip and rotation add to a captured round, AlexNet 4 x 32, bf16: {text}", flush=True)
 
 
-def rounding_cost() -> None:
-    """Captured rounds in bfloat16 where autocast rounds weights one by one, over those that round them together."""
+def over_ours(told: str, changed: Callable[[], Any]) -> None:
+    """Captured rounds in bfloat16 whose steps were captured under a change, over those without it."""
     cases: tuple[tuple[Callable[..., nn.Module], int, int, int], ...] = ((ResNet18, 10, 10, 32), (AlexNet, 4, 32, 256))
     for network, clients, batch, side in cases:
         data, variants = federation(clients, 20 * batch, side), {}
-        for name in ("together", "one by one"):
+        for name, context in (("ours", nullcontext()), (told, changed())):
             torch.manual_seed(0)
             variants[name] = rounds(Captured, network(10, augment=fedfa.FFA), data, batch, "bf16")
-            apart = mock.patch("fedfa.precision._rounded_weights", return_value=nullcontext())
-            with apart if name == "one by one" else nullcontext():
-                for _ in range(2):  # in which steps are captured
+            with context:
+                for _ in range(3):  # in which steps are captured
                     variants[name]()
-        ratio = ratios("together", variants, 24)["one by one"]
+        ratio = ratios("ours", variants, 24)[told]
         title = f"{network.__name__} with FFA, {clients} x {batch}, bf16"
-        print(
-            f"a captured round with weights rounded one by one, over one with all together, {title}: {ratio:.3f}",
-            flush=True,
-        )
+        print(f"a captured round with {told}, over ours, {title}: {ratio:.3f}", flush=True)
+
+
+def rounding_cost() -> None:
+    """What rounding all weights together gains over autocast's way."""
+    over_ours(
+        "weights rounded one by one", lambda: mock.patch("fedfa.precision._rounded_weights", return_value=nullcontext())
+    )
+
+
+def sums_cost() -> None:
+    """What it gains that a program sums over several tiles of rows in batch normalisation."""
+    over_ours("a program for each tile of sums", lambda: mock.patch("fedfa.layers.normalisation_triton.TILES", 1))
 
 
 def parts() -> None:
@@ -221,14 +229,11 @@ def parts() -> None:
     def straight(block: resnet.BasicBlock, x: Tensor) -> Tensor:
         return resnet.normalised(block.conv2, block.bn2, resnet.normalised(block.conv1, block.bn1, x, block.relu))
 
-    from fedfa.layers import normalisation_triton
-
     without: dict[str, Any] = {
         "whole": nullcontext(),
         "without normalisation": mock.patch.object(resnet, "normalised", plain),
         "without shortcuts": mock.patch.object(resnet.BasicBlock, "forward", straight),
         "without the optimiser": mock.patch.object(torch.optim.SGD, "step", return_value=None),
-        "sums over rows by a sixteenth of the programs": mock.patch.object(normalisation_triton, "PROGRAMS", 16),
     }
     data, variants = federation(10, 400, 32), {}
     for name, changed in without.items():
@@ -382,6 +387,7 @@ CASES: dict[str, Callable[[], None]] = {
     "transforms": transforms_cost,
     "rounding": rounding_cost,
     "parts": parts,
+    "sums": sums_cost,
     "uneven": uneven,
     "algorithms": algorithms,
     "office": lambda: office(1, "30 s"),

@@ -17,6 +17,9 @@ TILE = 4096
 """Elements that a program holds at once."""
 PROGRAMS = 256
 """As many programs as keep a large GPU busy, and as many parts as the small kernels hold at once."""
+TILES = 8
+"""As many of these as a program of the sums takes, where there are so many: beside other lanes, more programs that do
+less each only wait for a place."""
 FEW = 16
 """Channels of a program of the small kernels."""
 
@@ -32,7 +35,7 @@ class _Launch:
         self.blocks = {**own, "block_r": TILE // block_c, "block_c": block_c, "num_warps": 8}
         across = triton.cdiv(self.channels, block_c)
         self.each = (triton.cdiv(self.rows, TILE // block_c), across)
-        wanted = max(1, min(self.each[0], PROGRAMS // across))
+        wanted = max(1, min(triton.cdiv(self.each[0], TILES), PROGRAMS // across))
         self.chunk = triton.cdiv(self.rows, wanted)
         self.parts = triton.cdiv(self.rows, self.chunk)
         self.chunks = (self.parts, across)
