@@ -37,7 +37,6 @@ from fedfa.memory import Memory
 from fedfa.nets import AlexNet, LeNet, ResNet18, resnet
 from fedfa.precision import Precision, arithmetic
 from fedfa.server import Plan, Watcher, collect_shares, evaluate, first_state, play_round
-from fedfa.sharing import TURN, short_turns
 from fedfa.state import ServerState
 from fedfa.task import Classification
 
@@ -271,28 +270,6 @@ def uneven(runs: int = 6, first: int = 15, later: int = 15) -> None:
     )
 
 
-def turns(seconds: float = 8.0) -> None:
-    """Rounds of FedBN, whose clients enter and leave lanes by Python, beside those of FedAvg, with the turns that
-    threads take at Python by default, and with ours."""
-    data, names = office_sizes(), ("fedbn", "fedbn", "fedavg", "fedavg", "fedavg", "fedavg")
-    plays = []
-    for seed, name in enumerate(names):
-        torch.manual_seed(seed)
-        plays.append(rounds(Captured, AlexNet(10), data, 32, "bf16", algorithm=name, drop_last=True))
-    side_by_side(plays, 8)
-    for turn in (0.005, TURN, 0.005, TURN):
-        with short_turns(turn):
-            counts = for_a_while(plays, seconds)
-        found = {
-            name: np.mean([count for count, own in zip(counts, names, strict=True) if own == name]) for name in names
-        }
-        text = ", ".join(f"{name} {count / seconds:.2f}" for name, count in found.items())
-        print(
-            f"AlexNet, Office's sizes, bf16, six at once, turns of {1000 * turn:g} ms: rounds a second and run: {text}",
-            flush=True,
-        )
-
-
 def algorithms() -> None:
     """What a captured round of AlexNet takes by algorithm, over FedAvg's."""
     data = federation(4, 20 * 32, 256)
@@ -319,22 +296,6 @@ def side_by_side(plays: Sequence[Callable[[], ServerState]], times: int) -> floa
     with ThreadPoolExecutor(len(plays)) as threads:
         list(threads.map(several, plays))
     return time.perf_counter() - start
-
-
-def for_a_while(plays: Sequence[Callable[[], ServerState]], seconds: float) -> list[int]:
-    """Rounds that each has played after so many seconds, a thread each."""
-
-    def several(play: Callable[[], ServerState]) -> int:
-        count = 0
-        with borrowed_streams(1, torch.device("cuda", 0)) as (own,), torch.cuda.stream(own):
-            while time.perf_counter() < end:
-                play()
-                count += 1
-        return count
-
-    end = time.perf_counter() + seconds
-    with ThreadPoolExecutor(len(plays)) as threads:
-        return list(threads.map(several, plays))
 
 
 def office_sizes() -> Federation:
@@ -428,7 +389,6 @@ CASES: dict[str, Callable[[], None]] = {
     "parts": parts,
     "sums": sums_cost,
     "uneven": uneven,
-    "turns": turns,
     "algorithms": algorithms,
     "office": lambda: office(1, "30 s"),
     "office-seeds": lambda: office(5, "20 s"),

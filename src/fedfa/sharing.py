@@ -6,9 +6,7 @@ process run beside each other, those of several processes do not.
 
 from __future__ import annotations
 
-import contextlib
 import queue
-import sys
 import threading
 from collections.abc import Iterator, Sequence
 from itertools import groupby
@@ -29,9 +27,6 @@ from fedfa.together import Outcome, Watch
 
 AT_ONCE = 5
 """Runs at a time unless it is said how many."""
-TURN = 0.0002
-"""Seconds that a thread may have Python to itself while others wait for it; Python's own are 0.005. torch lets go of
-Python in every operation and has to wait for it again, so what is not captured waits at each of its launches."""
 
 
 class _Relay(Watcher):
@@ -67,19 +62,8 @@ def share_gpu(experiments: Sequence[Experiment], root: Path, watch: Watch, at_on
     what arithmetic a product is taken in is a setting of the process."""
     ordered = sorted(experiments, key=lambda experiment: experiment.precision)
     for precision, group in groupby(ordered, key=lambda experiment: experiment.precision):
-        with arithmetic(precision), short_turns():
+        with arithmetic(precision):
             yield from _share(list(group), root, watch, at_once or AT_ONCE)
-
-
-@contextlib.contextmanager
-def short_turns(seconds: float = TURN) -> Iterator[None]:
-    """Threads take shorter turns at Python."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(seconds)
-    try:
-        yield
-    finally:
-        sys.setswitchinterval(before)
 
 
 def _share(experiments: list[Experiment], root: Path, watch: Watch, at_once: int) -> Iterator[Outcome]:
