@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -11,7 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedfa.memory import Memory
+from fedfa import Run
+from fedfa.files import write_tensors
+from fedfa.memory import ROOM, Memory, room_on
 
 
 def value(number: float) -> dict[str, Tensor]:
@@ -259,3 +262,29 @@ def test_whatever_happens_a_round_starts_from_what_was_before_it(
             for client, own in saved.items():
                 before = [version for version in own if version <= round]
                 assert number(memory, client, round) == (own[max(before)] if before else None)
+
+
+def test_what_waits_may_be_a_part_of_the_machine_s_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    listed = Path("/proc/meminfo")
+    if not listed.exists():
+        pytest.skip("Linux lists its memory in /proc/meminfo, other systems do not")
+    kilobytes = int(listed.read_text().splitlines()[0].split()[1])
+    assert room_on(torch.device("cpu")) == max(ROOM, 1024 * kilobytes // 32)
+    monkeypatch.setattr("os.sysconf", {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 1 << 20}.__getitem__)
+    assert room_on(torch.device("cpu")) == ROOM, "a small machine has what there was"
+
+
+@pytest.mark.parametrize(("room", "wanted"), [(1 << 20, {3, 4}), (0, {1, 2, 3, 4})])
+def test_between_checkpoints_nothing_is_written_that_has_room(
+    room: int, wanted: set[int], play: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: set[int] = set()
+
+    def seen(path: Path, tensors: dict[str, Tensor], durable: bool) -> None:
+        written.add(int(path.stem))
+        write_tensors(path, tensors, durable)
+
+    monkeypatch.setattr("fedfa.memory.write_tensors", seen)
+    monkeypatch.setattr("fedfa.simulate.room_on", lambda device: room)
+    play(rounds=4, optimizer="adam", optimizer_state="kept", checkpoint_every=4)
+    assert written == wanted

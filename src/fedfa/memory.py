@@ -3,11 +3,13 @@ are many, so that ten thousand clients take no more memory than a few."""
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import quote
 
+import torch
 from torch import Tensor
 
 from fedfa.files import make_durable, read_tensors, write_tensors
@@ -15,8 +17,22 @@ from fedfa.rows import copies
 from fedfa.state import size_in_bytes
 
 ROOM = 512 << 20
-"""Bytes that may wait for their way to the disk. What waits until the next checkpoint is mostly never written: the next
-round's takes its place. That saves a file, and on a GPU a wait for it, for every client in every round."""
+"""Bytes that may wait for their way to the disk, at least. What waits until the next checkpoint is mostly never
+written: the next round's takes its place. That saves a file, and on a GPU a wait for it, for every client in every
+round."""
+SHARE = 32
+"""A part of memory as large as a SHAREth of it may wait, where that is more: two rounds of Adam's moments for four
+AlexNets are 830 MB, which would all go to the disk in every round."""
+
+
+def room_on(device: torch.device) -> int:
+    """Bytes that may wait where clients train on this device."""
+    if device.type == "cuda":
+        return max(ROOM, torch.cuda.get_device_properties(device).total_memory // SHARE)
+    try:
+        return max(ROOM, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // SHARE)
+    except (AttributeError, ValueError, OSError):  # the system does not say
+        return ROOM
 
 
 class Memory:

@@ -29,7 +29,7 @@ from fedfa.engines.processes import Processes
 from fedfa.engines.sequential import Sequential
 from fedfa.errors import UserError
 from fedfa.experiment import COMPONENTS, REGISTRIES, Experiment, load
-from fedfa.memory import Memory
+from fedfa.memory import Memory, room_on
 from fedfa.peak import Peak
 from fedfa.precision import arithmetic
 from fedfa.registry import nearest
@@ -255,7 +255,7 @@ def play(run: Run, watcher: Watcher | None = None, parts: Parts | None = None, e
                 f"{run.folder} was started with other data or splits than {parts.federation.name} has now: "
                 "put them back, or start anew with --force"
             )
-        memory = Memory(run.folder / "memory")
+        memory = Memory(run.folder / "memory", room_on(device))
         if engine is None:
             engine = built = build_engine_of(run, parts, memory, device, watcher)
             ending.callback(built.close)
