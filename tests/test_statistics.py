@@ -78,6 +78,16 @@ def test_only_common_seeds_are_paired() -> None:
     assert (alone.mean, alone.low, alone.p) == (2.0, None, None)
 
 
+def test_differences_that_are_equal_but_for_roundings_have_no_p() -> None:
+    """One of 59 images more in every seed, in floats and in the six digits of a summary."""
+    one, other = ({seed: (count + more) / 59 for seed, count in enumerate((35, 40, 51))} for more in (1, 0))
+    for digits in (16, 6):
+        found = paired(*({seed: round(value, digits) for seed, value in by.items()} for by in (one, other)))
+        assert found is not None and found.mean == pytest.approx(1 / 59, abs=1e-6) and found.p is None
+    real = paired({0: 0.5, 1: 0.6, 2: 0.7}, {0: 0.5, 1: 0.59, 2: 0.69})
+    assert real is not None and real.p == pytest.approx(stats.ttest_1samp([0.0, 0.01, 0.01], 0).pvalue)
+
+
 def test_pairing_takes_out_what_seeds_share() -> None:
     luck = [0.0, 10.0, -10.0, 5.0]
     a = {seed: value + 1 + 0.1 * seed for seed, value in enumerate(luck)}

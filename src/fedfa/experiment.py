@@ -144,9 +144,13 @@ class Experiment(BaseModel):
     def digest(self) -> str:
         """Eight hex digits that name these settings. A file of splits counts by what is in it, wherever it lies."""
         plain = self.model_dump(mode="json", exclude=COSMETIC)
-        if os.path.isfile(self.split["file"]):
-            plain["split"]["file"] = hashlib.sha256(Path(self.split["file"]).read_bytes()).hexdigest()
+        plain["split"]["file"] = self.split_file()
         return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:8]
+
+    def split_file(self) -> str:
+        """The file of splits by what is in it; by its name, where it is not there."""
+        file: str = self.split["file"]
+        return hashlib.sha256(Path(file).read_bytes()).hexdigest() if os.path.isfile(file) else file
 
     @property
     def title(self) -> str:

@@ -32,6 +32,7 @@ from fedfa.experiment import COMPONENTS, REGISTRIES, Experiment, load
 from fedfa.memory import Memory, room_on
 from fedfa.peak import Peak
 from fedfa.precision import arithmetic
+from fedfa.registries import Reader
 from fedfa.registry import nearest
 from fedfa.runs import Run, clear, find_run, held
 from fedfa.server import Plan, Watcher, collect_shares, first_state, play_round
@@ -217,6 +218,8 @@ def facts(config: Experiment, parts: Parts, device: torch.device) -> dict[str, A
         "parameters": sum(parameter.numel() for parameter in parts.model.parameters()),
         "samples": {name: [len(index.of(s)) for s in ("train", "val", "test")] for name, index in clients.items()},
         "division": parts.federation.division(),
+        "data": parts.federation.fingerprint() if isinstance(config.build("source"), Reader) else None,
+        "classes": parts.federation.kinds() if parts.federation.task == "classification" else None,
     }
 
 

@@ -15,6 +15,8 @@ from fedfa.errors import UserError
 LEVEL = 0.95
 DIGITS = 6
 """Digits of a metric that are kept, and that count."""
+EQUAL = 10.0**-DIGITS
+"""Differences that deviate by less are equal: what deviates are roundings, of floats or of a summary's digits."""
 LAST = 20
 """Rounds that `last20` averages over."""
 Rule = Literal["last", "last20", "best"]
@@ -85,7 +87,7 @@ def paired(a: Mapping[int, float], b: Mapping[int, float]) -> Difference | None:
         return None
     found = summarise(a[seed] - b[seed] for seed in common)
     p = None
-    if found.sd:
+    if found.sd and found.sd > EQUAL * max(1.0, abs(found.mean)):
         t = found.mean / (found.sd / math.sqrt(found.n))
         p = float(2 * _student().sf(abs(t), found.n - 1))
     return Difference(found.n, found.mean, found.sd, found.low, found.high, p)

@@ -56,9 +56,11 @@ def test_the_best_round_is_chosen_on_validation_data_and_the_first_of_equals(han
     assert (found.best, found.best_round) == (0.2, 2)
 
 
-def test_without_validation_data_the_best_is_the_best_on_test_data(hand_made: HandMade) -> None:
-    (found,) = compare(hand_made("one", TESTS)).runs
-    assert (found.best, found.best_round) == (0.625, 2)
+def test_without_validation_data_there_is_no_best(hand_made: HandMade) -> None:
+    """Test data never choose a round."""
+    found = compare(hand_made("one", TESTS))
+    assert (found.runs[0].best, found.runs[0].best_round) == (None, None)
+    assert found.rows()[0]["best by val"] is None and "–" in str(found)
 
 
 def test_recent_is_over_the_last_twenty_rounds(hand_made: HandMade) -> None:

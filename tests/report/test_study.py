@@ -11,6 +11,7 @@ import pytest
 from studies import CLIENTS, entry, study
 
 from fedfa import Run, UserError
+from fedfa.paper import paper_table
 from fedfa.report.beside import Printed, printed, single_runs
 from fedfa.report.entry import Entry
 from fedfa.report.payload import LEVELS, POINTS, payload, thinned
@@ -187,6 +188,7 @@ def test_nothing_to_report(tmp_path: Path, kind: str) -> None:
         ({}, 78.5),
         ({"algorithm": "fedfa"}, 83.1),
         ({"algorithm": "fedfa", "algorithm.p": 0.3}, None),
+        ({"algorithm": "fedfa", "algorithm.momentum": 0.9}, None),
         ({"algorithm": "fedfa", "algorithm.statistics": "kept"}, None),
         ({"algorithm": "fedfa", "network.stages": [1, 2]}, None),
         ({"algorithm": "fedfa-c"}, 79.5),
@@ -216,9 +218,47 @@ def test_nothing_to_report(tmp_path: Path, kind: str) -> None:
 def test_the_paper_s_number_stands_beside_the_same_federation_and_method(
     settings: dict[str, Any], wanted: float | None
 ) -> None:
-    (panel,) = study(entry(scores(0.5), **settings)).panels
+    """Where clients are the paper's."""
+    source = settings.get("source", {"name": "office"})["name"]
+    names = {"domainnet": "domainnet-main", "prostate": "prostate-mini"}
+    clients = paper_table(names[source]).columns if source in names else CLIENTS
+    made = entry([dict.fromkeys(clients, 0.5)], **settings)
+    made.provenance["classes"] = 62
+    (panel,) = study(made).panels
     found = printed(panel, panel.series[0])
     assert (found and found.average) == wanted
+
+
+@pytest.mark.parametrize(
+    ("source", "clients", "classes"),
+    [
+        ("emnist", CLIENTS, 10),
+        ("emnist", CLIENTS, None),
+        ("prostate", ("Skyra", "TrioTim"), None),
+        ("office_caltech10", CLIENTS[:3], 10),
+    ],
+)
+def test_other_data_that_are_read_in_the_same_way_have_no_number_of_the_paper_s(
+    source: str, clients: tuple[str, ...], classes: int | None
+) -> None:
+    """MNIST by writer is read as EMNIST is."""
+    made = entry([dict.fromkeys(clients, 0.5)], source={"name": source, "path": "x"}, algorithm="fedfa")
+    if classes is not None:
+        made.provenance["classes"] = classes
+    (panel,) = study(made).panels
+    assert printed(panel, panel.series[0]) is None
+
+
+def test_two_folders_of_data_are_two_federations() -> None:
+    """They differ by no setting but where they lie."""
+    runs = [entry(scores(score), seed) for score, seed in ((0.25, 0), (0.75, 0), (0.5, 1))]
+    for run, data in zip(runs, ("a" * 16, "b" * 16, "a" * 16), strict=True):
+        run.provenance["data"] = data
+    found = study(*runs)
+    assert [panel.title for panel in found.panels] == [f"office_caltech10 data={sign * 16}" for sign in "ab"]
+    assert [panel.series[0].by_seed("last") for panel in found.panels] == [{0: 0.25, 1: 0.5}, {0: 0.75}]
+    del runs[1].provenance["data"]  # an older run does not tell
+    assert len(study(*runs).panels) == 1
 
 
 def test_the_paper_s_numbers_by_client() -> None:
@@ -307,10 +347,12 @@ def test_clients_held_out_in_turn_are_a_panel_of_their_own() -> None:
         turn("dslr", (0.9, 0.7, 0.7), algorithm="fedfa"), turn("amazon", (0.6, 0.8, 0.6), algorithm="fedfa"),
     )  # fmt: skip
     assert [panel.title for panel in found.panels] == [
-        "office_caltech10, every client held out in turn",
+        "office_caltech10, amazon, dslr held out in turn",
         "office_caltech10, amazon held out",
         "office_caltech10, dslr held out",
     ]
+    every = study(*(turn(name, (0.4, 0.8, 0.6)) for name in ("amazon", "dslr", "webcam")))
+    assert every.panels[0].title == "office_caltech10, every client held out in turn"
     whole, *single = found.panels
     assert whole.in_turn and all(panel.within and not panel.in_turn for panel in single)
     assert whole.clients == ("amazon", "dslr") and whole.client_title("dslr") == "dslr" and whole.primary == "unseen"

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -234,6 +235,59 @@ def test_data_are_read_before_any_tables_runs(tmp_path: Path) -> None:
     words = [tmp_path / "own.toml", "office-main", "--data", tmp_path / "data", "-o", tmp_path / "runs"]
     assert "office-main needs Office-Caltech 10" in fedfa(*words, code=2)
     assert not (tmp_path / "runs").exists()
+
+
+def folders_of_images(root: Path, turned: bool) -> Path:
+    """Two clients with dark and bright images, 12 a class; in the other set, the other way round."""
+    image = pytest.importorskip("PIL.Image")
+    rng = np.random.default_rng(0)
+    for client in ("a", "b"):
+        for kind, light in (("dark", 20), ("bright", 200)):
+            place = root / client / kind
+            place.mkdir(parents=True)
+            for number in range(12):
+                pixels = rng.integers(40, size=(16, 16, 3)) + (220 - light if turned else light)
+                image.fromarray(pixels.astype(np.uint8)).save(place / f"{number}.png")
+    return root
+
+
+def test_runs_on_other_data_are_not_taken_for_these(tmp_path: Path) -> None:
+    """Two folders that differ by nothing but where they lie and what is in the images."""
+    table = tmp_path / "own.toml"
+    table.write_text(
+        "title = 'Mine'\nbase = 'digit-sites'\nseeds = 1\n[rows]\n"
+        "FedAvg = {source = {name = 'image_folders', path = '.', size = 16}, rounds = 1}\n"
+    )
+    one, other = (folders_of_images(tmp_path / name, name == "other") for name in ("one", "other"))
+    out, small = tmp_path / "runs", ["device=cpu", "--summaries", tmp_path / "summaries"]
+    assert "runs 0/1" in fedfa(table, f"source.path={one}", "-o", out, *small)
+    assert "runs 0/1" in fedfa(table, f"source.path={other}", "-o", out, *small)
+    moved = one.rename(tmp_path / "moved")
+    told = fedfa(table, f"source.path={moved}", "-o", out, *small)
+    assert "runs 0/" not in told and len(list(out.glob("*/done"))) == 2, "the same images elsewhere are the same"
+    data = {find_run(done.parent).provenance["data"] for done in out.glob("*/done")}
+    assert len(data) == 2
+    assert "different sets of data" not in fedfa(table, "--table-only", "--from", tmp_path / "summaries", "-o", out)
+
+
+def test_a_table_that_mixes_data_says_so(tmp_path: Path) -> None:
+    table = tmp_path / "own.toml"
+    table.write_text(
+        "title = 'Mine'\nbase = 'digit-sites'\nseeds = 1\n[rows]\n"
+        "A = {source = {name = 'image_folders', path = '.', size = 16}, rounds = 1, algorithm = 'fedavg'}\n"
+        "B = {source = {name = 'image_folders', path = '.', size = 16}, rounds = 1, algorithm = 'fedfa'}\n"
+    )
+    one, other = (folders_of_images(tmp_path / name, name == "other") for name in ("one", "other"))
+    fedfa(table, f"source.path={one}", "--only", "A", "-o", tmp_path / "first", "device=cpu")
+    fedfa(table, f"source.path={other}", "-o", tmp_path / "second", "device=cpu")
+    told = fedfa(table, "--table-only", "--from", tmp_path / "first", "--from", tmp_path / "second", "-o", tmp_path)
+    assert "These runs are of 2 different sets of data" in told
+
+
+def test_a_precision_that_is_asked_for_is_what_runs_have(whole: Path, tmp_path: Path) -> None:
+    words = ["digit-sites", *SMALL, "--table-only", "--from", whole, "-o", tmp_path]
+    assert "are missing" not in fedfa(*words)
+    assert "6 of 6 runs are missing" in fedfa(*words, "precision=bf16")
 
 
 def test_groups_have_files_of_their_own(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 import fedfa
 from fedfa import Run, UserError
+from fedfa.reproduce.render import tables
 from fedfa.reproduce.results import AVERAGE, Results, costs, curve, gather
 from fedfa.reproduce.summary import (
     RunSummary,
@@ -93,9 +95,13 @@ def test_summaries_are_found_in_folders_of_runs_and_of_files(hand_made: Callable
 
 
 def test_files_that_are_no_summaries(tmp_path: Path) -> None:
-    (tmp_path / "a.json").write_text("{}")
-    with pytest.raises(UserError, match=r"a\.json is not the summary of a run"):
-        find_summaries(tmp_path)
+    for other in ("{}", "[1]", '{"format": 1, "notes": "mine"}'):
+        (tmp_path / "a.json").write_text(other)
+        assert find_summaries(tmp_path) == {}, "other files are passed over"
+    for broken in ("{", '{"format": 1, "config": {}}'):
+        (tmp_path / "a.json").write_text(broken)
+        with pytest.raises(UserError, match=r"a\.json is not the summary of a run"):
+            find_summaries(tmp_path)
     (tmp_path / "a.json").write_text(json.dumps({"format": 99}))
     with pytest.raises(UserError, match="format 99"):
         read_summary(tmp_path / "a.json")
@@ -161,6 +167,30 @@ def test_a_seed_counts_when_all_its_clients_were_held_out(tiny: dict[str, Any]) 
     gap = row.get("last", "gap")
     assert gap is not None and gap.mean == pytest.approx(0.1)
     assert len(results.missing) == 3 and results.columns == ("north", "south")
+
+
+def test_curves_of_unseen_clients_are_of_those_and_over_seeds(tiny: dict[str, Any]) -> None:
+    scores = {
+        (seed, client): 0.5 + 0.1 * seed + (client == "south") / 5 for seed in range(2) for client in ("north", "south")
+    }
+    (series,) = made(tiny, {"A": scores}, ("north", "south")).series
+    found = curve(series, "test")[3]
+    assert (found.n, found.mean) == (2, pytest.approx(0.65))  # 0.6 and 0.7, and not four runs, nor the seen clients
+    assert curve(series, "loss")[3].n == 2
+
+
+def test_costs_of_other_machines_or_beside_other_runs_are_not_compared(tiny: dict[str, Any]) -> None:
+    results = made(
+        tiny, {"A": {(0, ""): 0.5, (1, ""): 0.5, (2, ""): 0.5}, "B": {(0, ""): 0.5, (1, ""): 0.5, (2, ""): 0.5}}
+    )
+    runs = results.series[1].runs
+    for (_, run), told in zip(runs, ({}, {"hardware": "NVIDIA H200"}, {"beside": 5}), strict=True):
+        run.provenance.update(told)
+    assert costs(results.series[1])["seconds"].keys() == {0, 1}
+    table = replace(results, table=results.table.model_copy(update={"kind": "cost"}))
+    (told,) = tables(table, "")
+    ratio = told.rows[1][-3]
+    assert ratio.text == "1.00", "of one seed, whose runs were on one machine, each by itself"
 
 
 def test_costs_and_curves(tiny: dict[str, Any]) -> None:

@@ -14,7 +14,7 @@ from fedfa import Run, UserError
 from fedfa.cli import app
 from fedfa.reproduce.play import read_tuned
 from fedfa.reproduce.table import Choice, find_table, lay_out
-from fedfa.reproduce.tune import STRENGTHS, best_of, find_target, trials, validation
+from fedfa.reproduce.tune import STRENGTHS, best_of, compared, find_target, trials, validation
 
 QUICK = ["--rounds", "1", "split.fraction=0.1", "device=cpu", "-q"]
 
@@ -43,6 +43,25 @@ def test_every_strength_is_a_setting_and_every_draw_is_valid() -> None:
             experiment = fedfa.load("digit-sites", {component: name})
             for settings in trials(experiment, name, 20, seed=0):
                 assert fedfa.load(experiment, settings)
+
+
+def test_what_a_table_compares_is_not_drawn() -> None:
+    cells = lay_out(find_table("office-alpha-p"), Choice(seeds=1))
+    assert compared(cells) == {"algorithm.p"}
+    named = next(cell for cell in cells if cell.row == "p = 0.1")
+    assert all(set(found) <= {"lr"} for found in trials(named.experiment, named.row, 4, 0, compared(cells)))
+    assert compared(lay_out(find_table("office-main"), Choice(seeds=1))) == frozenset()
+
+
+def test_the_same_search_with_other_rows_adds_to_its_file(tmp_path: Path) -> None:
+    words = ["tune", "digit-sites", "--trials", "1", *QUICK, "-o", tmp_path]
+    path = tmp_path / "tuned" / "digit-sites.toml"
+    command(*words, "--only", "FedFA")
+    command(*words, "--only", "FedProx")
+    assert set(tomllib.loads(path.read_text())["rows"]) == {"FedAvg", "FedProx", "FedFA"}
+    command(*words, "--only", "FedProx", "lr=0.01")
+    found = tomllib.loads(path.read_text())
+    assert set(found["rows"]) == {"FedAvg", "FedProx"} and found["settings"]["lr"] == 0.01, "another search"
 
 
 def test_combined_methods_have_both_strengths() -> None:

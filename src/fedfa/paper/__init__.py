@@ -79,8 +79,16 @@ def contradictions() -> tuple[Contradiction, ...]:
 
 def cost() -> dict[str, Any]:
     """What the paper says its method costs: sizes by network, and claims in its words."""
-    claims: dict[str, Any] = _read()["cost"]
-    return claims
+    found: dict[str, Any] = _read()["cost"]
+    return found
+
+
+def claims(network: str) -> list[str]:
+    """The same in sentences, for one network."""
+    sizes = cost()[network]
+    sent = f"FedFA sends {sizes['extra_kib']:g} KB more a client and round, up and down together"
+    sent += f", beside 2 × {sizes['model_mib']:g} MB"
+    return [f"The paper: {sent}.", *(f"The paper on {name}: {said}." for name, said in cost()["claims"].items())]
 
 
 @cache

@@ -7,11 +7,14 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from fedfa.paper import tables
+from fedfa.paper import PaperTable, tables
 from fedfa.report.study import Panel, Series
 from fedfa.statistics import Summary
 
 BENCHMARKS = {"office_caltech10": "office", "domainnet": "domainnet", "prostate": "prostate"}
+MAIN = {"office": "office-main", "domainnet": "domainnet-main", "prostate": "prostate-mini"}
+"""The tables that name a benchmark's clients."""
+EMNIST_CLASSES = 62
 METHODS = {
     "fedavg": "FedAvg", "fedavgm": "FedAvgM", "fedprox": "FedProx", "fedsam": "FedSAM", "fedbn": "FedBN",
     "fedrobust": "FedRobust", "fedmix": "FedMix", "fedharmo": "FedHarmo", "fedfa": "FedFA", "fedfa-r": "FedFA-R",
@@ -46,8 +49,9 @@ def single_runs(found: Mapping[str, tuple[float | None, Summary | None]]) -> str
 
 
 def printed(panel: Panel, series: Series) -> Printed | None:
-    """The paper's numbers for a series. Settings that the paper varies elsewhere (FedFA's p, its statistics, the
-    stages it follows) must be the paper's own; of others, such as the number of rounds, the config tells."""
+    """The paper's numbers for a series. Data and settings that the paper varies elsewhere (FedFA's p and α, its
+    statistics, the stages it follows) must be the paper's own; of others, such as the number of rounds, the config
+    tells."""
     row = _row(series.config)
     if row is None:
         return None
@@ -59,12 +63,22 @@ def printed(panel: Panel, series: Series) -> Printed | None:
         if unseen and not panel.in_turn:
             found = table.number(row, unseen[0])
             return None if found is None else Printed(found, {unseen[0]: found}, unseen=True)
-        if panel.in_turn and set(panel.clients) != set(table.columns):
+        if not _same_data(panel, series, table):
             return None
         average = table.average(row)
         clients = {column: number for column in table.columns if (number := table.number(row, column)) is not None}
         return None if average is None else Printed(average, clients, unseen=panel.in_turn)
     return None
+
+
+def _same_data(panel: Panel, series: Series, table: PaperTable) -> bool:
+    """Whether these are the paper's data, and not others that are read in the same way: its clients, and for EMNIST
+    its letters besides the digits."""
+    if panel.source == "emnist":
+        return series.entries[0].provenance.get("classes") == EMNIST_CLASSES
+    benchmark = BENCHMARKS.get(panel.source)
+    clients = table.columns or (tables()[MAIN[benchmark]].columns if benchmark else ())
+    return not clients or set(panel.clients) == set(clients)
 
 
 def _tables(panel: Panel, config: dict[str, Any]) -> list[str]:
@@ -104,7 +118,8 @@ def _row(config: dict[str, Any]) -> str | None:
     row = METHODS.get(algorithm["name"])
     if algorithm.get("statistics", "paper") != "paper" or config["network"].get("stages"):
         return None
-    if algorithm["name"].startswith("fedfa") and algorithm.get("p", 0.5) != 0.5:
+    own = (algorithm.get("p", 0.5), algorithm.get("momentum", 0.99))
+    if algorithm["name"].startswith("fedfa") and own != (0.5, 0.99):
         return None
     if augmentation == "none" or row is None:
         return row

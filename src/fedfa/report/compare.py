@@ -27,9 +27,9 @@ class Summary:
     """Mean over clients, after the last round."""
     recent: float
     """The same, averaged over the last 20 evaluated rounds."""
-    best: float
-    """After the round that did best on validation data."""
-    best_round: int
+    best: float | None
+    """After the round that did best on validation data; None where the run has none."""
+    best_round: int | None
     clients: dict[str, float]
     unseen: float | None
     gap: float | None
@@ -131,16 +131,15 @@ def summarise(run: Run, label: str) -> Summary:
     if not tested:
         raise UserError(f"{run.folder} has no evaluated round yet")
     last = select(run, "last")
-    validated = any("val" in line for line in tested)
-    best = best_round(tested if validated else [{**line, "val": line["test"]} for line in tested])
+    best = best_round(tested) if any("val" in line for line in tested) else None
     return Summary(
         label=label,
         run=run,
         rounds=tested[-1]["round"],
         last=last.mean,
         recent=select(run, "last20").mean,
-        best=best["test"]["mean"],
-        best_round=best["round"],
+        best=None if best is None else best["test"]["mean"],
+        best_round=None if best is None else best["round"],
         clients=last.clients,
         unseen=last.unseen,
         gap=last.gap,

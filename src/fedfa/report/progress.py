@@ -46,9 +46,12 @@ def watch(play: Callable[[Watcher], Run], quiet: bool) -> None:
     scores = f"test {summary.metric} {100 * summary.last:.1f} % after round {summary.rounds}"
     if summary.gap is not None and summary.unseen is not None:
         scores += f", {100 * summary.unseen:.1f} % on unseen clients (gap {100 * summary.gap:+.1f})"
-    print(f"{summary.label}: {scores}; best by validation {100 * summary.best:.1f} % (round {summary.best_round})")
+    if summary.best is not None:
+        scores += f"; best by validation {100 * summary.best:.1f} % (round {summary.best_round})"
+    print(f"{summary.label}: {scores}")
     if summary.refused:
-        print(f"{summary.refused} updates were left out; metrics.jsonl says which and why")
+        many = "1 update was" if summary.refused == 1 else f"{summary.refused} updates were"
+        print(f"{many} left out; metrics.jsonl says which and why")
     print(f"results in {run.folder}")  # not by rich, which would take brackets in a path for markup
 
 

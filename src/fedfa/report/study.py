@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from fedfa.errors import UserError
+from fedfa.errors import UserError, some
 from fedfa.experiment import COSMETIC
 from fedfa.report.compare import flat, told_apart
 from fedfa.report.entry import Entry, InTurn
@@ -96,7 +96,7 @@ class Panel:
     series: tuple[Series, ...]
     clients: tuple[str, ...] = field(default=())
     in_turn: bool = False
-    """Whether every client was held out, one after another, by runs of its own."""
+    """Whether clients were held out, one after another, by runs of their own."""
     within: bool = False
     """Whether its runs are in such a panel too."""
 
@@ -229,7 +229,7 @@ def _whole(entry: Entry) -> Entry:
 def panels_of(entries: Sequence[Entry]) -> list[Panel]:
     """The runs by their federations."""
     federations: dict[str, list[Entry]] = {}
-    for entry in entries:
+    for entry in _told_data(entries):
         federations.setdefault(_key(entry), []).append(entry)
     titles = _titles(list(federations.values()))
     panels = [_panel(t + _without(held[0]), held) for t, held in zip(titles, federations.values(), strict=True)]
@@ -245,6 +245,28 @@ def panels_of(entries: Sequence[Entry]) -> list[Panel]:
             found += [whole_turn, *(replace(panel, within=True) for panel in held)]
             panels = [panel for panel in panels if panel not in held]
     return [*found, *panels]
+
+
+def _told_data(entries: Sequence[Entry]) -> list[Entry]:
+    """The runs; where those of one source are of several sets of data, two folders of someone's own say, their configs
+    tell which. Settings alone would make one federation of them, since where data lie is none of them."""
+    known: dict[str, set[str]] = {}
+    for entry in entries:
+        known.setdefault(_source(entry), set()).add(entry.provenance.get("data", ""))
+    return [
+        entry
+        if len(known[_source(entry)] - {""}) < 2
+        else replace(entry, config={**entry.config, "source": {**entry.config["source"], "data": _data(entry)}})
+        for entry in entries
+    ]
+
+
+def _source(entry: Entry) -> str:
+    return json.dumps({key: value for key, value in entry.config["source"].items() if key != "path"}, sort_keys=True)
+
+
+def _data(entry: Entry) -> str:
+    return str(entry.provenance.get("data", "unknown"))
 
 
 def _titles(federations: Sequence[Sequence[Entry]]) -> list[str]:
@@ -276,7 +298,12 @@ def _in_turn(title: str, panels: Sequence[Panel]) -> Panel | None:
         if len(found) == len(panels)
         for seed in sorted(set.intersection(*(set(own) for own in found)))
     ]
-    made = f"{title}, every client held out in turn"
+    held, whole = (
+        [name for panel in panels for name in panel.held_out],
+        {name for one in panels for name in one.clients},
+    )
+    who = "every client" if whole <= set(held) else some(held)
+    made = f"{title}, {who} held out in turn"
     return replace(_panel(made, entries), in_turn=True) if entries else None
 
 

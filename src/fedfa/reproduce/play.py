@@ -9,8 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedfa.data.federation import fingerprint
 from fedfa.errors import UserError, some
 from fedfa.experiment import COSMETIC, Experiment
+from fedfa.paper import claims
+from fedfa.registries import Reader
 from fedfa.report.beside import single_runs
 from fedfa.report.console import console
 from fedfa.reproduce.pictures import draw
@@ -67,28 +70,43 @@ def list_tables() -> None:
 
 
 class _Known:
-    """The complete runs that there are in some folders, by what they are runs of; the first of two that are of the
-    same."""
+    """The complete runs that there are in some folders, by what they are runs of; of those of the same, those in the
+    first folder go first, and then the latest. Runs of other data than those `at_hand` do not count, as far as both
+    are known."""
 
-    def __init__(self, folders: Sequence[Path], precisely: bool) -> None:
-        self._precisely = precisely
-        self._found: dict[str, RunSummary | Run] = {}
+    def __init__(self, folders: Sequence[Path], precisely: bool, at_hand: bool) -> None:
+        self._precisely, self._at_hand = precisely, at_hand
+        self._found: dict[str, list[RunSummary | Run]] = {}
         for folder in reversed(folders):
-            self._found |= find_summaries(folder, precisely)
+            for name, runs in find_summaries(folder, precisely).items():
+                self._found.setdefault(name, []).extend(runs)
         self._names: dict[str, str] = {}
+        self._data: dict[str, str | None] = {}
 
     def name(self, experiment: Experiment) -> str:
         return self._names.setdefault(experiment.title, identity(experiment, self._precisely))
 
     def find(self, cell: Cell) -> RunSummary | None:
-        name = self.name(cell.experiment)
-        found = self._found.get(name)
-        if isinstance(found, Run):
-            found = self._found[name] = summary_of(found)
-        return found
+        runs = self._found.get(self.name(cell.experiment), [])
+        for place, found in reversed(list(enumerate(runs))):
+            own = found.provenance.get("data")
+            if own is None or self._data_of(cell.experiment) in (None, own):
+                summary = summary_of(found) if isinstance(found, Run) else found
+                runs[place] = summary
+                return summary
+        return None
+
+    def _data_of(self, experiment: Experiment) -> str | None:
+        """What the data are that the experiment would be run on; None where that is not known."""
+        key = str(experiment.source)
+        if self._at_hand and key not in self._data:
+            source = experiment.build("source")
+            pool = source.pool() if isinstance(source, Reader) else None
+            self._data[key] = None if pool is None else fingerprint(pool.images, pool.labels, pool.classes)
+        return self._data.get(key)
 
     def add(self, experiment: Experiment, run: Run) -> None:
-        self._found[self.name(experiment)] = run
+        self._found.setdefault(self.name(experiment), []).append(run)
 
     def write(self, cell: Cell, folder: Path) -> None:
         found = self.find(cell)
@@ -130,9 +148,6 @@ def reproduce(names: Sequence[str], overrides: dict[str, Any], wish: Wish) -> li
 
     failed: dict[str, UserError] = {}
     if not wish.table_only:
-        for plan in plans:  # all of them before anything is played
-            for cell in plan.missing()[:1]:
-                check_data(plan.table, cell.experiment)
         for apart in (True, False):  # what is measured by itself may serve other tables, but not theirs it
             missing = [(plan, cell) for plan in plans if plan.apart == apart for cell in plan.missing()]
             runs = _distinct([(label(cell, plan.table.name if len(plans) > 1 else ""), cell) for plan, cell in missing])
@@ -159,9 +174,12 @@ def _plan(name: str, overrides: dict[str, Any], wish: Wish) -> _Planned:
     where = {} if wish.table_only else find_data(table, wish.data)
     rounds = {} if wish.rounds is None else {"rounds": wish.rounds}
     choice = Choice(wish.seeds, only, wish.variant, {**where, **rounds, **overrides}, tuned)
-    precisely = any("precision" in settings for settings in table.rows.values())
-    known = _Known(wish.sources or tuple(filter(Path.is_dir, [wish.out])), precisely)
-    return _Planned(table, choice, lay_out(table, choice), rule, known)
+    precisely = "precision" in overrides or any("precision" in settings for settings in table.rows.values())
+    cells = lay_out(table, choice)
+    if not wish.table_only:
+        check_data(table, cells[0].experiment)
+    known = _Known(wish.sources or tuple(filter(Path.is_dir, [wish.out])), precisely, not wish.table_only)
+    return _Planned(table, choice, cells, rule, known)
 
 
 def _distinct(cells: Sequence[tuple[str, Cell]]) -> dict[str, Experiment]:
@@ -275,11 +293,15 @@ def _make(results: Results, plan: _Planned, wish: Wish) -> None:
 def _notes(results: Results, table: Table) -> list[str]:
     """What stands below the table."""
     notes = list(table.notes)
+    if table.kind == "cost" and isinstance(table.paper, str) and table.paper:
+        notes += claims(table.paper)
     for group, rows in results.groups.items():
         if (paper := table.paper_of(group)) is not None and table.kind != "cost":
             beside = {row.series.name: (paper.average(row.series.name), row.get(results.rule, AVERAGE)) for row in rows}
             told = single_runs(beside)
             notes += [f"{group}: {told}" if group else told] if told else []
+    if (sets := results.data_sets) > 1:
+        notes.append(f"These runs are of {sets} different sets of data: make the table --from runs of one of them.")
     missing = results.missing
     if missing:
         wanted = sum(len(series.cells) for series in results.series)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 
 from fedfa.files import write_text
@@ -12,7 +13,7 @@ from fedfa.paper import PaperTable, contradictions
 from fedfa.report import tables as text
 from fedfa.report.console import console
 from fedfa.report.tables import FORMATS, NOTHING, Column, signed, size
-from fedfa.reproduce.results import AVERAGE, GAP, SEEN, Results, Row, Series, costs, curve
+from fedfa.reproduce.results import AVERAGE, GAP, SEEN, Results, Row, Series, costs, curve, hardware
 from fedfa.statistics import LEVEL, RULES, TITLES, Rule, Summary, summarise
 
 MOST_CLIENTS = 8
@@ -78,7 +79,7 @@ def _scores(
     caption = (
         f"{title}{told}: test {results.metric}, %{what}. Mean ± standard deviation over "
         f"seeds and {LEVEL_TEXT} interval of the mean, by the rule '{TITLES[rule]}'; differences to {first} are paired "
-        "by seed, p-values by paired t-tests with Holm's correction."
+        "by seed, p-values by paired t-tests with Holm's correction over these rows."
     )
     if paper is not None:
         caption += (
@@ -120,6 +121,7 @@ def _costs(name: str, title: str, rows: Sequence[Row], first: str) -> text.Table
         Column(f"÷ {first}", ("memory_ratio", "memory_ratio_low", "memory_ratio_high")),
     ]
     found = {row.series.name: costs(row.series) for row in rows}
+    machines = {row.series.name: hardware(row.series) for row in rows}
     means = {
         name: {key: summarise(values.values()).mean for key, values in told.items()} for name, told in found.items()
     }
@@ -134,7 +136,10 @@ def _costs(name: str, title: str, rows: Sequence[Row], first: str) -> text.Table
         for key in ("seconds", "memory"):
             value = own.get(key)
             shown = size(value) if key == "memory" else NOTHING if value is None else f"{value:.3f}"
-            line += [text.Cell(shown, (value,)), _ratio(told.get(key, {}), found.get(first, {}).get(key, {}))]
+            alike = {
+                seed for seed, machine in machines[row.series.name].items() if machines[first].get(seed) == machine
+            }
+            line += [text.Cell(shown, (value,)), _ratio(told.get(key, {}), found.get(first, {}).get(key, {}), alike)]
         lines.append(line)
     caption = (
         f"{title}: what a client sends and receives in a round; seconds a round (median, all clients) and peak memory "
@@ -155,8 +160,9 @@ def _signed_size(count: float | None) -> str:
     return f"{'−' if count < 0 else '+'}{size(abs(count))}" if count else size(count)
 
 
-def _ratio(values: Mapping[int, float], base: Mapping[int, float]) -> text.Cell:
-    common = sorted(values.keys() & base.keys())
+def _ratio(values: Mapping[int, float], base: Mapping[int, float], alike: AbstractSet[int]) -> text.Cell:
+    """By the seeds of which both were computed on the same machine."""
+    common = sorted(values.keys() & base.keys() & alike)
     if not common:
         return text.Cell(NOTHING, (None,))
     found = summarise(values[seed] / base[seed] for seed in common)

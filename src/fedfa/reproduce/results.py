@@ -112,6 +112,15 @@ class Results:
         runs = (run for series in self.series for _, run in series.runs)
         return max((len(chosen.clients) for run in runs for chosen in _some(run)), default=0)
 
+    @property
+    def data_sets(self) -> int:
+        """How many sets of data the runs are of that read theirs in the same way, as far as they tell."""
+        found: dict[str, set[str]] = {}
+        for _, run in (pair for series in self.series for pair in series.runs):
+            source = {key: value for key, value in run.config["source"].items() if key != "path"}
+            found.setdefault(str(source), set()).add(run.provenance.get("data", ""))
+        return max((len(known - {""}) for known in found.values()), default=0)
+
     def machines(self) -> list[str]:
         """What the runs were computed on, each once."""
         return sorted({_machine(run) for series in self.series for _, run in series.runs})
@@ -157,6 +166,11 @@ def _rows(members: Sequence[Series], first: str, rule: Rule) -> list[Row]:
     ]
 
 
+def hardware(series: Series) -> dict[int, str]:
+    """What a seed's run was computed on, as far as its time and memory hang on it."""
+    return {cell.seed: _machine(run) for cell, run in series.runs}
+
+
 def _machine(run: RunSummary) -> str:
     hardware = run.provenance.get("hardware", "?")
     how = [str(run.provenance.get("engine", "?")), *([] if hardware == "CPU" else [str(run.config.get("precision"))])]
@@ -174,17 +188,17 @@ def _some(run: RunSummary) -> list[Any]:
 def costs(series: Series) -> dict[str, BySeed]:
     """What a run took, by seed: bytes up and down a client and round (medians: what is sent once, in the first round,
     is `once`), seconds a round (median, without the first, which builds what the others use), peak memory; both without
-    evaluation, in as far as rounds came without it."""
+    evaluation, in as far as rounds came without it, and not of runs that had the machine with others."""
     found: dict[str, BySeed] = {}
     for cell, run in series.runs:
-        lines = run.metrics
+        lines, alone = run.metrics, not run.provenance.get("beside")
         later = lines[1:] or lines
         timed = [line for line in later if "val" not in line and "test" not in line] or later
         told = {
             "up": _median([line.get("bytes_up") for line in lines]),
             "down": _median([line.get("bytes_down") for line in later]),
-            "seconds": _median([line.get("seconds") for line in timed]),
-            "memory": run.provenance.get("training_memory", run.provenance.get("memory")),
+            "seconds": _median([line.get("seconds") for line in timed]) if alone else None,
+            "memory": run.provenance.get("training_memory", run.provenance.get("memory")) if alone else None,
         }
         if told["down"] is not None:
             told["once"] = lines[0]["bytes_down"] - told["down"]
@@ -203,11 +217,18 @@ def _median(values: Sequence[float | None]) -> float | None:
 
 
 def curve(series: Series, split: str) -> dict[int, Summary]:
-    """The mean over clients by round, over the seeds that have that round: `split` is test, val or loss."""
-    by_round: dict[int, list[float]] = {}
-    for _, run in series.runs:
+    """The mean over clients by round, over the seeds that have that round: `split` is test, val or loss. Where clients
+    are held out it is of those, as in the table: a seed's is the mean over its runs, each of which holds out one."""
+    runs = len(series.columns()) if series.cells[0].held_out else 1
+    by_round: dict[int, dict[int, list[float]]] = {}
+    for cell, run in series.runs:
+        which = "unseen" if cell.held_out else "mean"
         for line in run.metrics:
-            value = line.get("loss") if split == "loss" else line.get(split, {}).get("mean")
+            value = line.get("loss") if split == "loss" else line.get(split, {}).get(which)
             if value is not None:
-                by_round.setdefault(line["round"], []).append(value)
-    return {number: summarise(values) for number, values in sorted(by_round.items())}
+                by_round.setdefault(line["round"], {}).setdefault(cell.seed, []).append(value)
+    whole = {
+        number: [statistics.fmean(values) for values in by_seed.values() if len(values) == runs]
+        for number, by_seed in sorted(by_round.items())
+    }
+    return {number: summarise(values) for number, values in whole.items() if values}

@@ -24,7 +24,7 @@ MACHINE = {"name", "device", "engine", "threads", "precision"}
 KEPT = (
     "fedfa", "commit", "started", "python", "torch", "numpy", "platform", "cores", "hardware", "device", "engine",
     "threads", "metric", "parameters", "samples", "notices", "plugins", "resumed", "memory",
-    "training_memory", "beside",
+    "training_memory", "beside", "data", "classes",
 )  # fmt: skip
 """What is kept of a run's provenance."""
 EVALUATED = ("mean", "unseen", "gap")
@@ -66,9 +66,11 @@ class RunSummary:
 
 def identity(experiment: Experiment, precisely: bool = False) -> str:
     """A name for an experiment that is the same on every machine: where the data lie and what is computed on do not
-    count, nor does the precision, unless it is named `precisely`."""
+    count, nor does the precision, unless it is named `precisely`. (Whether the data are the same a run's provenance
+    tells.)"""
     plain = experiment.model_dump(mode="json", exclude=COSMETIC | MACHINE)
     plain["source"].pop("path", None)
+    plain["split"]["file"] = experiment.split_file()
     name = hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
     return f"{name} {experiment.precision}" if precisely else name
 
@@ -185,9 +187,10 @@ def _lines(found: Mapping[str, Any]) -> list[dict[str, Any]]:
     return lines
 
 
-def find_summaries(folder: Path, precisely: bool = False) -> dict[str, Run | RunSummary]:
+def find_summaries(folder: Path, precisely: bool = False) -> dict[str, list[Run | RunSummary]]:
     """All complete runs in a folder, and in the folders in it, by their :func:`identity`: run folders, and files of
-    summaries. Of two runs of one experiment, on two machines say, the one that was started last."""
+    summaries; runs of one experiment, on two machines or of two folders of data say, as they were started. Other JSON
+    files are passed over."""
     if not folder.is_dir():
         raise UserError(f"there is no folder {folder}")
     found: list[tuple[str, Run | RunSummary]] = []
@@ -200,8 +203,20 @@ def find_summaries(folder: Path, precisely: bool = False) -> dict[str, Run | Run
                     found.append((identity(run.experiment, precisely), run))
             continue
         for name in files:
-            if name.endswith(".json"):
+            if name.endswith(".json") and _is_summary(Path(place) / name):
                 summary = read_summary(Path(place) / name)
                 if summary.done and summary.identity is not None:
                     found.append((identity(summary.experiment, precisely), summary))
-    return dict(sorted(found, key=lambda item: str(item[1].provenance.get("started", ""))))
+    by_name: dict[str, list[Run | RunSummary]] = {}
+    for name, one in sorted(found, key=lambda item: str(item[1].provenance.get("started", ""))):
+        by_name.setdefault(name, []).append(one)
+    return by_name
+
+
+def _is_summary(path: Path) -> bool:
+    """Whether a JSON file claims to be one."""
+    try:
+        found = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError):
+        return True  # and cannot be read, which is told
+    return isinstance(found, dict) and {"format", "config"} <= found.keys()

@@ -53,7 +53,7 @@ class Table(BaseModel):
     reference: str = ""
     """The row that others are compared with, seed by seed; the first, unless named."""
     paper: str | dict[str, str] = ""
-    """The paper's table; for groups, that of each."""
+    """The paper's table; for groups, that of each. For costs, the network that the paper has them of."""
     settings: Settings = {}
     rows: dict[str, Settings] = Field(min_length=1)
     groups: dict[str, Settings] = {"": {}}
@@ -77,7 +77,7 @@ class Table(BaseModel):
     def paper_of(self, group: str) -> PaperTable | None:
         """The paper's table for a group."""
         name = self.paper if isinstance(self.paper, str) else self.paper.get(group, "")
-        return paper_table(name) if name else None
+        return paper_table(name) if name and self.kind == "scores" else None
 
     def runs(self) -> int:
         """How many runs it takes."""

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from fedfa.errors import UserError
-from fedfa.experiment import Experiment, load
+from fedfa.experiment import COSMETIC, Experiment, load
 from fedfa.files import write_text
 from fedfa.reproduce.play import complain, play_all, split_names
+from fedfa.reproduce.summary import MACHINE
 from fedfa.reproduce.table import (
+    Cell,
     Choice,
     Settings,
     Table,
@@ -70,18 +72,32 @@ STRENGTHS: dict[str, dict[str, tuple[str, Span]]] = {
 """Each method's own strength, and where it is looked for."""
 
 
-def trials(experiment: Experiment, row: str, count: int, seed: int) -> list[Settings]:
-    """What is tried for a row: first its own settings, then draws. Learning rates are the same for every row."""
+def trials(
+    experiment: Experiment, row: str, count: int, seed: int, compared: frozenset[str] = frozenset()
+) -> list[Settings]:
+    """What is tried for a row: first its own settings, then draws. Learning rates are the same for every row. What the
+    table compares, and its rows are named by, is not drawn."""
     rates, own = random.Random(f"{seed} learning rates"), random.Random(f"{seed} {row}")
     tried: list[Settings] = [{}]
     for _ in range(count - 1):
         settings: Settings = {"lr": float(f"{experiment.lr * RATES.draw(rates):.2g}")}
         for component, known in STRENGTHS.items():
             found = known.get(getattr(experiment, component)["name"])
-            if found is not None:
+            if found is not None and f"{component}.{found[0]}" not in compared:
                 settings[f"{component}.{found[0]}"] = found[1].draw(own)
         tried.append(settings)
     return tried
+
+
+def compared(cells: Sequence[Cell]) -> frozenset[str]:
+    """The methods' strengths in which rows of one method differ."""
+    values: dict[tuple[str, str], set[Any]] = {}
+    for cell in cells:
+        for component, known in STRENGTHS.items():
+            settings = getattr(cell.experiment, component)
+            if (found := known.get(settings["name"])) is not None:
+                values.setdefault((settings["name"], f"{component}.{found[0]}"), set()).add(settings.get(found[0]))
+    return frozenset(key for (_, key), known in values.items() if len(known) > 1)
 
 
 def validation(run: Run) -> float:
@@ -127,8 +143,10 @@ def tune(name: str, overrides: Settings, search: Search) -> Path:
     tried: dict[str, list[Settings]] = {}
     runs: dict[str, Experiment] = {}
     names: dict[str, list[tuple[str, int]]] = {}
+    fixed = compared(cells)
     for cell in cells:
-        candidates = tried.setdefault(cell.row, trials(cell.experiment, cell.row, search.trials, search.search_seed))
+        drawn = trials(cell.experiment, cell.row, search.trials, search.search_seed, fixed)
+        candidates = tried.setdefault(cell.row, drawn)
         for number, settings in enumerate(candidates):
             experiment = load(cell.experiment, settings)
             place = f"{cell.row}, trial {number + 1}, seed {cell.seed}"
@@ -153,19 +171,16 @@ def tune(name: str, overrides: Settings, search: Search) -> Path:
     complain(failed)
     means = {key: summarise(values).mean for key, values in scores.items()}
     path = search.file or search.out / "tuned" / f"{'-'.join(filter(None, (table.name, search.variant)))}.toml"
-    write_text(path, _toml(table, search, tried, means))
+    write_text(path, _toml(table, search, overrides, tried, means, _beside(path, table, search, overrides)))
     _tell(tried, means)
     print(f"wrote {path}; use it with: fedfa reproduce {name} --tuned {path}")
     return path
 
 
-def _toml(
-    table: Table, search: Search, tried: Mapping[str, Sequence[Settings]], means: Mapping[tuple[str, int], float]
-) -> str:
-    import tomli_w
-
-    best = {row: best_of(row, candidates, means) for row, candidates in tried.items()}
-    content: dict[str, Any] = {
+def _head(table: Table, search: Search, overrides: Settings) -> dict[str, Any]:
+    """What was searched, and how."""
+    changed = {key: value for key, value in overrides.items() if key not in {*MACHINE, *COSMETIC, "source.path"}}
+    return {
         "table": table.name,
         "variant": search.variant or table.variant,
         "trials": search.trials,
@@ -173,12 +188,40 @@ def _toml(
         "search_seed": search.search_seed,
         "judged_by": f"validation data alone: mean over clients, over the last {LAST} rounds",
         **({} if search.rounds is None else {"rounds": search.rounds}),
-        "rows": {row: tried[row][number] for row, number in best.items()},
+        **({"settings": changed} if changed else {}),
+    }
+
+
+def _beside(path: Path, table: Table, search: Search, overrides: Settings) -> dict[str, dict[str, Any]]:
+    """What the file has of other rows from the same search: `--only` adds to it."""
+    there = read_toml(path) if path.is_file() else {}
+    same = {key: there.get(key) for key in there if key not in ("rows", "tried")} == _head(table, search, overrides)
+    return {key: there[key] if same else {} for key in ("rows", "tried")}
+
+
+def _toml(
+    table: Table,
+    search: Search,
+    overrides: Settings,
+    tried: Mapping[str, Sequence[Settings]],
+    means: Mapping[tuple[str, int], float],
+    beside: Mapping[str, Mapping[str, Any]],
+) -> str:
+    import tomli_w
+
+    best = {row: best_of(row, candidates, means) for row, candidates in tried.items()}
+    content: dict[str, Any] = {
+        **_head(table, search, overrides),
+        "rows": {**beside["rows"], **{row: tried[row][number] for row, number in best.items()}},
         "tried": {
-            row: [
-                {**settings, "validation": round(means[row, number], 6)} for number, settings in enumerate(candidates)
-            ]
-            for row, candidates in tried.items()
+            **beside["tried"],
+            **{
+                row: [
+                    {**settings, "validation": round(means[row, number], 6)}
+                    for number, settings in enumerate(candidates)
+                ]
+                for row, candidates in tried.items()
+            },
         },
     }
     return tomli_w.dumps(content)
