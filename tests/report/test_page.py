@@ -20,7 +20,18 @@ from fedfa.cli import app
 from fedfa.report.figures import draw_convergence
 from fedfa.report.markup import Markup, joined, json_block, tag
 from fedfa.report.page import page
-from fedfa.report.tables import Cell, Column, Table, costs, differences, in_latex, results, signed, size
+from fedfa.report.tables import (
+    Cell,
+    Column,
+    Table,
+    costs,
+    differences,
+    in_latex,
+    paper_by_client,
+    results,
+    signed,
+    size,
+)
 
 HandMade = Callable[..., Run]
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(1)>\"'&<!--"
@@ -207,6 +218,21 @@ def test_many_clients_have_no_columns() -> None:
         "sd",
         "95 % interval",
     ]
+
+
+def test_the_paper_s_numbers_by_client_are_a_table_of_their_own() -> None:
+    (panel,) = study(
+        entry(scores(0.5)), entry(scores(0.5), algorithm="fedfa"), entry(scores(0.5), algorithm="scaffold")
+    ).panels
+    theirs = paper_by_client(panel)
+    assert theirs is not None
+    assert [[cell.text for cell in row] for row in theirs.rows] == [
+        ["fedavg", "84.4", "66.7", "75.0", "88.1", "78.5"],
+        ["fedfa", "88.0", "65.8", "90.6", "88.1", "83.1"],
+    ]
+    assert "what the paper prints by client" in page(study(*panel.series[0].entries))
+    (other,) = study(entry([{"amazon": 0.5, "moon": 0.5}])).panels
+    assert paper_by_client(other) is None
 
 
 def test_costs_by_hand() -> None:

@@ -190,7 +190,9 @@ def test_nothing_to_report(tmp_path: Path, kind: str) -> None:
         ({"algorithm": "fedfa", "algorithm.p": 0.3}, None),
         ({"algorithm": "fedfa", "algorithm.momentum": 0.9}, None),
         ({"algorithm": "fedfa", "algorithm.statistics": "kept"}, None),
-        ({"algorithm": "fedfa", "network.stages": [1, 2]}, None),
+        ({"algorithm": "fedfa", "network.stages": [1, 2]}, 80.0),
+        ({"algorithm": "fedfa", "network.stages": [2, 5]}, None),  # which the paper does not have
+        ({"algorithm": "fedfa-c", "network.stages": [1, 2]}, None),
         ({"algorithm": "fedfa-c"}, 79.5),
         ({"algorithm": "fedfa-direct"}, 80.6),
         ({"algorithm": "scaffold"}, None),

@@ -83,7 +83,7 @@ def _same_data(panel: Panel, series: Series, table: PaperTable) -> bool:
 
 def _tables(panel: Panel, config: dict[str, Any]) -> list[str]:
     """Names of the paper's tables on this federation, the most detailed first."""
-    partition, kinds = config.get("partition", {}), ("variants", "augmentations", "fusion")
+    partition, kinds = config.get("partition", {}), ("variants", "augmentations", "fusion", "layers")
     if panel.source in ("cifar10", "emnist"):
         dirichlet = partition.get("name") == "dirichlet"
         natural = partition.get("name", "natural") == "natural"
@@ -116,11 +116,13 @@ def _sixths(config: dict[str, Any]) -> int | None:
 def _row(config: dict[str, Any]) -> str | None:
     algorithm, augmentation = config["algorithm"], config.get("augmentation", {}).get("name", "none")
     row = METHODS.get(algorithm["name"])
-    if algorithm.get("statistics", "paper") != "paper" or config["network"].get("stages"):
+    if algorithm.get("statistics", "paper") != "paper":
         return None
     own = (algorithm.get("p", 0.5), algorithm.get("momentum", 0.99))
     if algorithm["name"].startswith("fedfa") and own != (0.5, 0.99):
         return None
+    if stages := config["network"].get("stages"):
+        return f"{{{','.join(map(str, sorted(stages)))}}}" if (row, augmentation) == ("FedFA", "none") else None
     if augmentation == "none" or row is None:
         return row
     if augmentation not in AUGMENTATIONS or row not in ("FedAvg", "FedFA"):

@@ -15,7 +15,7 @@ from fedfa.report.entry import Entry
 from fedfa.report.markup import Markup, escaped, joined, json_block, tag
 from fedfa.report.payload import payload
 from fedfa.report.study import Panel, Series, Study
-from fedfa.report.tables import costs, results, signed
+from fedfa.report.tables import costs, paper_by_client, results, signed
 from fedfa.statistics import TITLES
 
 MOST_SAMPLES = 50
@@ -171,8 +171,10 @@ def _results(panel: Panel, number: int) -> Markup:
     if any(printed(panel, series) for series in panel.series):
         text = "'paper' is what Zhou and Konukoglu (ICLR 2023) print: single runs, on splits of their own."
         notes.append(tag("p", text, class_="note"))
+    theirs = paper_by_client(panel)
+    beside = [] if theirs is None else [_scrolling(theirs.html(class_="sortable"), "The paper's numbers by client")]
     controls = tag("div", tag("div", choice, class_="field"), class_="controls")
-    return _card("Results", f"results-{number}", controls, tables, notes)
+    return _card("Results", f"results-{number}", controls, tables, notes, beside)
 
 
 def _partly(series: Series) -> str:

@@ -185,6 +185,22 @@ def results(panel: Panel, rule: Rule) -> Table:
     return Table(f"results-{rule}", caption, columns, rows)
 
 
+def paper_by_client(panel: Panel) -> Table | None:
+    """What the paper prints for these methods and clients, where it has numbers by client."""
+    known = {series: paper for series in panel.series if (paper := printed(panel, series)) and len(paper.clients) > 1}
+    if not known or not panel.shown_clients:
+        return None
+    columns = [Column("method", ("method",), numeric=False)]
+    columns += [Column(name, (name,)) for name in (*panel.shown_clients, "average")]
+    rows = [
+        [Cell(_name(series), (series.label,))]
+        + [_number(paper.clients.get(name), scale=1) for name in panel.shown_clients]
+        + [_number(paper.average, scale=1)]
+        for series, paper in known.items()
+    ]
+    return Table("paper", f"{panel.title}: what the paper prints by client, %, single runs.", columns, rows)
+
+
 def differences(panel: Panel, rule: Rule) -> Table:
     """Every series against the baseline, client by client as well."""
     base = panel.series[panel.baseline]

@@ -14,7 +14,7 @@ from fedfa.report.figures import FIGURES, style
 from fedfa.report.page import page
 from fedfa.report.progress import put, written
 from fedfa.report.study import Panel, Study
-from fedfa.report.tables import FORMATS, Table, costs, differences, results
+from fedfa.report.tables import FORMATS, Table, costs, differences, paper_by_client, results
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -65,11 +65,11 @@ def _save(figure: Figure, path: Path) -> None:
 
 
 def write_tables(panel: Panel, name: str, folder: Path) -> int:
-    """A panel's tables: results and differences by every rule, and costs; returns their number."""
+    """A panel's tables: results and differences by every rule, costs, and the paper's; returns their number."""
     made: list[Table] = [costs(panel)]
     for rule in panel.rules:
         made += [results(panel, rule), differences(panel, rule)]
-    made = [table for table in made if table.rows]
+    made = [table for table in (*made, paper_by_client(panel)) if table is not None and table.rows]
     for table in made:
         for ending, render in FORMATS.items():
             put(folder / f"{name}-{table.name}.{ending}", partial(_write, render(table)))
