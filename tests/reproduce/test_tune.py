@@ -91,9 +91,10 @@ def test_tuned_settings_are_used_and_kept_apart(tmp_path: Path) -> None:
     for row, tried in found["tried"].items():
         best = max(tried, key=lambda settings: settings["validation"])
         assert found["rows"][row] == {key: value for key, value in best.items() if key != "validation"}
-    before = set(tmp_path.iterdir())
+    before = set((tmp_path / "tuned" / "runs").iterdir())
+    assert len(before) == 4 and not list(tmp_path.glob("digit-sites-*")), "trials are not among a table's runs"
     command("tune", "digit-sites", "--trials", "2", "--only", "FedFA", *QUICK, "-o", tmp_path)
-    assert set(tmp_path.iterdir()) == before  # what was tried is not tried again
+    assert set((tmp_path / "tuned" / "runs").iterdir()) == before  # what was tried is not tried again
     words = ["digit-sites", "--seeds", "1", "--only", "FedFA", *QUICK, "-o", tmp_path]
     assert "tuned on validation data" in command("reproduce", *words, "--tuned", path)
     assert "tuned on validation data" not in command("reproduce", *words)

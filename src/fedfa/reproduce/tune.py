@@ -27,6 +27,7 @@ from fedfa.reproduce.table import (
 )
 from fedfa.runs import Run
 from fedfa.statistics import LAST, recent, summarise
+from fedfa.together import complete
 
 
 @dataclass(frozen=True)
@@ -161,10 +162,16 @@ def tune(name: str, overrides: Settings, search: Search) -> Path:
 
     check_data(table, cells[0].experiment)
     distinct = {experiment.title: place for place, experiment in runs.items()}
+    missing = []
+    for title, place in distinct.items():
+        if (run := complete(search.out / title)) is not None:  # a row's own settings: a table has played them
+            ended(runs[place], run)
+        else:
+            missing.append(place)
     failed = play_all(
-        {place: runs[place] for place in distinct.values()},
+        {place: runs[place] for place in missing},
         ended,
-        out=search.out,
+        out=search.out / "tuned" / "runs",
         at_once=search.at_once,
         quiet=search.quiet,
     )
