@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import sys
+import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import wraps
 from typing import Any
 
@@ -14,16 +17,32 @@ import typer
 from fedfa.errors import UserError
 
 
+class Stopped(KeyboardInterrupt):
+    """SIGTERM: a scheduler or a container asks to end. As after Ctrl-C, a checkpoint is written first."""
+
+
+def _stop(*_: object) -> None:
+    raise Stopped
+
+
 def user_errors(command: Callable[..., None]) -> Callable[..., None]:
-    """Print a user's mistake in one line and exit with 2; exit with 130 on Ctrl-C."""
+    """Print a user's mistake in one line and exit with 2; exit with 130 on Ctrl-C, and with 143 on SIGTERM."""
 
     @wraps(command)
     def guarded(*args: Any, **kwargs: Any) -> None:
+        with ExitStack() as ending:
+            if threading.current_thread() is threading.main_thread():
+                ending.callback(signal.signal, signal.SIGTERM, signal.signal(signal.SIGTERM, _stop))
+            told(*args, **kwargs)
+
+    def told(*args: Any, **kwargs: Any) -> None:
         try:
             command(*args, **kwargs)
         except UserError as error:
             print(f"fedfa: {' '.join(str(error).splitlines())}", file=sys.stderr)
             raise typer.Exit(2) from None
+        except Stopped:
+            raise typer.Exit(143) from None
         except KeyboardInterrupt:
             raise typer.Exit(130) from None
         except BrokenPipeError:  # whoever read our output has gone

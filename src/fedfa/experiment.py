@@ -38,6 +38,10 @@ TRACKERS = ("tensorboard", "mlflow", "wandb")
 """Where a run's numbers can go besides its folder; :mod:`fedfa.trackers` has them."""
 
 
+MOST_THREADS = 1024
+"""With a hundred thousand the process ends without a word."""
+
+
 class Experiment(BaseModel):
     """Everything that decides a run's numbers. `source`, `partition`, `network`, `algorithm` and `augmentation` are a
     name, or a table with a name and settings of that component; `split` is a table of settings."""
@@ -75,7 +79,7 @@ class Experiment(BaseModel):
     lanes: int = Field(0, ge=0)
     precision: Literal["float32", "tf32", "bf16"] = "tf32"
     device: str = "auto"
-    threads: int = Field(0, ge=0)
+    threads: int = Field(0, ge=0, le=MOST_THREADS)
     processes: int = Field(0, ge=0)
     checkpoint_every: int = Field(10, ge=1)
     keep_checkpoints: int = Field(2, ge=1)

@@ -19,10 +19,14 @@ def beside(path: Path, durable: bool = True) -> Iterator[Path]:
     part. Unless `durable`, a power cut may still lose it; see :func:`make_durable`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    yield part
-    if durable:
-        make_durable(part)
-    os.replace(part, path)
+    try:
+        yield part
+        if durable:
+            make_durable(part)
+        os.replace(part, path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
 
 
 def make_durable(path: Path) -> None:

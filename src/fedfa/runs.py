@@ -25,6 +25,8 @@ from fedfa.server import Record
 from fedfa.state import ServerState
 
 FORMAT = 1
+NAMED = ("source", "network", "algorithm")
+"""Tables that every run's config has."""
 
 
 class Run:
@@ -50,7 +52,12 @@ class Run:
             raise UserError(f"{self.folder} is not a run: it has no experiment.toml")
         self.config: dict[str, Any] = tomllib.loads(config.read_text("utf-8"))
         """The experiment as plain data: enough for a report, whatever has become of the code."""
-        self.provenance: dict[str, Any] = json.loads((self.folder / "provenance.json").read_text())
+        self.provenance: dict[str, Any] = json.loads((self.folder / "provenance.json").read_text("utf-8"))
+        named = all(isinstance(self.config.get(part), dict) and "name" in self.config[part] for part in NAMED)
+        if not named or not {"seed", "rounds"} <= self.config.keys():
+            raise ValueError("experiment.toml is not that of a run")
+        if not isinstance(self.provenance, dict) or "metric" not in self.provenance:
+            raise ValueError("provenance.json is not that of a run")
 
     @cached_property
     def experiment(self) -> Experiment:
@@ -75,17 +82,21 @@ class Run:
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
-        """The records of all rounds so far. A last line cut off by a crash is passed over."""
+        """The records of all rounds so far. A last line cut off by a crash is passed over, and whatever follows one
+        that is no record."""
         return list(self._lines())
 
     def _lines(self) -> Iterator[dict[str, Any]]:
         path = self.folder / "metrics.jsonl"
         if path.exists():
-            for line in path.read_text().splitlines():
+            for line in path.read_text("utf-8", errors="replace").splitlines():
                 try:
-                    yield json.loads(line)
+                    record = json.loads(line)
                 except json.JSONDecodeError:
                     return
+                if not isinstance(record, dict) or not {"round", "loss", "clients"} <= record.keys():
+                    return
+                yield record
 
     def append(self, record: Record, seconds: float) -> None:
         with open(self.folder / "metrics.jsonl", "a") as file:
@@ -108,7 +119,7 @@ class Run:
             found: dict[str, Any] = json.loads((self.folder / "federation.json").read_text("utf-8"))
         except (OSError, ValueError):
             return None
-        return found
+        return found if isinstance(found, dict) and "image" in found else None
 
     def keep_profile(self, profile: dict[str, Any]) -> None:
         write_text(self.folder / "federation.json", json.dumps(profile) + "\n")
@@ -189,6 +200,14 @@ class Run:
     @property
     def done(self) -> bool:
         return (self.folder / "done").exists()
+
+    @property
+    def promised(self) -> int:
+        """Rounds that it had when it was complete; 0 where it is not."""
+        try:
+            return int(json.loads((self.folder / "done").read_text("utf-8"))["rounds"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return 0
 
     @property
     def rounds(self) -> int:
@@ -297,6 +316,12 @@ def find_run(folder: Path | str) -> Run:
     if not (path / "experiment.toml").exists() and inside:
         raise UserError(f"{path} holds {len(inside)} runs; name one, such as {path / inside[0]}")
     try:
-        return Run(path)
-    except (tomllib.TOMLDecodeError, json.JSONDecodeError, OSError) as error:
+        run = Run(path)
+    except (ValueError, OSError) as error:
         raise UserError(f"{path} cannot be read: {error}") from None
+    if (promised := run.promised) > run.rounds:
+        raise UserError(
+            f"{path} is marked as complete with {promised} rounds, and its metrics.jsonl has {run.rounds}: put that "
+            "back, or delete the folder to play it anew"
+        )
+    return run

@@ -75,7 +75,7 @@ def _played(waiting: Sequence[Experiment], root: Path, watch: Watch, at_once: in
         yield from share_gpu(on_gpu, root, watch, at_once)
     others = [experiment for experiment in waiting if experiment not in on_gpu]
     if apart or at_once > 1:
-        yield from _in_processes(others, root, watch, max(at_once, 1))
+        yield from _in_processes(others, root, watch, 1 if apart else at_once)  # costs are not measured beside others
     else:
         for experiment in others:
             yield experiment, _outcome(experiment, root, watch(experiment))

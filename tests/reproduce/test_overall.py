@@ -49,7 +49,7 @@ def test_lines(
         assert overall.left() == "about 30 s left"
         overall.ended(experiments[2], UserError("no data"))
     told = capsys.readouterr()
-    assert told.out == "runs 0/3, rounds 2/9, about 70 s left; FedAvg, seed 0: round 2/3, test 25.0 %\n"
+    assert told.out == "runs 0/3, rounds 2/9; FedAvg, seed 0: round 2/3, test 25.0 %\n", "the first round tells nothing"
     assert told.err == "a notice\nFedAvg, seed 2: no data\n"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
+import shutil
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -191,6 +192,11 @@ def test_costs_are_measured_in_processes_of_their_own(tmp_path: Path) -> None:
         (["digit-sites", "rouns=3"], "unknown key 'rouns'"),
         (["digit-sites", "--table-only", "--from", "nowhere"], "there is no folder nowhere"),
         (["digit-sites", "--tuned", "nowhere.toml"], "no file nowhere.toml"),
+        (["digit-sites", "seed=3"], "say how many with --seeds"),
+        (["digit-sites", "threads=100000"], "threads: should be less than or equal to 1024, not 100000"),
+        (["digit-sites", "held_out=nobody"], "held_out: digit-sites has no client 'nobody'"),
+        (["digit-sites-unseen", "held_out=fax"], "digit-sites-unseen holds out one client after the other"),
+        (["digit-sites", "engine=captured", "device=cpu"], "engine=captured needs a CUDA device"),
         (["rounds=3"], "which table? `fedfa reproduce` lists them"),
         (["digit-sites", "digit-site"], "no table 'digit-site'; did you mean 'digit-sites'?"),
         (["digit-sites", "digits-fedmix", "--only", "FedProx"], "digits-fedmix has no row 'FedProx'"),
@@ -203,6 +209,85 @@ def test_bad_input_is_one_line(
     output = fedfa(*words, code=2)
     assert told in output and len(output.splitlines()) == 1
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("lines", "told"),
+    [
+        ("name = '../escaped'", "the name '../escaped': letters, digits"),
+        ("reference = 'C'", "reference: there is no row 'C'"),
+        ("settings = {seed = 7}", "seed is not a setting of a table"),
+        ("held_out = ['fax']\nsettings = {held_out = ['phone']}", "held_out is said for the table"),
+        ("rulle = 'last'", "rulle: a table has no such key; did you mean 'rule'?"),
+        ("[groups]", "[groups] is empty: leave it out"),
+        ("[groups]\n'a b' = {}\n'a-b' = {}", "two groups differ in signs alone"),
+        ("[variants.v]\nwhy = 'w'\nrows.Z = {}", "variant v: there is no row 'Z'"),
+        ("[paper]\nx = 'office-main'", "paper: there is no group 'x'"),
+    ],
+)
+def test_a_table_of_one_s_own_with_a_mistake_is_one_line(lines: str, told: str, tmp_path: Path) -> None:
+    table, start = tmp_path / "own.toml", "title = 'Mine'\nbase = 'digit-sites'\nseeds = 1\n"
+    rows = "[rows]\nA = {}\n"
+    table.write_text(start + (lines + "\n" + rows if not lines.startswith("[") else rows + lines + "\n"))
+    output = fedfa(table, "-o", tmp_path / "runs", code=2)
+    assert told in output and len(output.splitlines()) == 1 and not (tmp_path / "runs").exists()
+
+
+def test_rows_of_two_metrics_are_no_table(tmp_path: Path) -> None:
+    table = tmp_path / "own.toml"
+    table.write_text(
+        "title = 'Mine'\nbase = 'digit-sites'\nseeds = 1\n[rows]\nA = {}\n"
+        "B = {source = 'phantom-sites', network = 'unet'}\n"
+    )
+    output = fedfa(table, "--rounds", "1", "split.fraction=0.1", "device=cpu", "-o", tmp_path / "runs", code=2)
+    assert "own: rows with different metrics do not compare: accuracy, dice" in output
+
+
+def test_a_mistake_leaves_a_table_as_it_was(whole: Path, tmp_path: Path) -> None:
+    shutil.copytree(whole, tmp_path / "runs")
+    table = tmp_path / "runs" / "tables" / "digit-sites.md"
+    before = table.read_text()
+    fedfa("digit-sites", *SMALL, "held_out=nobody", "-o", tmp_path / "runs", code=2)
+    fedfa("digit-sites", "--rounds", "4", "--table-only", "--from", tmp_path / "runs", "-o", tmp_path / "runs")
+    assert table.read_text() == before
+
+
+def test_damaged_runs(whole: Path, tmp_path: Path) -> None:
+    """One that was cut is told of; folders that are no runs any more stand in nobody's way."""
+    shutil.copytree(whole, tmp_path / "runs", ignore=shutil.ignore_patterns("summaries"))
+    first, second, third, *_ = sorted(done.parent for done in (tmp_path / "runs").glob("*/done"))
+    (second / "experiment.toml").unlink()  # as where a process was killed before it wrote it, or while it deleted
+    (third / "experiment.toml").write_bytes(b"\xff\xfe\x00")
+    (tmp_path / "runs" / "notes.json").write_text("{}")
+    told = fedfa("digit-sites", *SMALL, "--table-only", "-o", tmp_path / "runs")
+    assert "2 of 6 runs are missing" in told
+    lines = (first / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (first / "metrics.jsonl").write_text(lines[0])
+    told = fedfa("digit-sites", *SMALL, "-o", tmp_path / "runs", code=2)
+    assert "is marked as complete with 3 rounds, and its metrics.jsonl has 1" in told and len(told.splitlines()) == 1
+
+
+def test_what_is_tuned_is_not_changed_besides(tmp_path: Path) -> None:
+    tuned = tmp_path / "tuned.toml"
+    tuned.write_text('table = "digit-sites"\nvariant = "paper"\n[rows.FedAvg]\nlr = 0.1\n[rows.FedFA]\nlr = 0.2\n')
+    words = ["digit-sites", "--only", "FedFA", "--tuned", tuned, "-o", tmp_path / "runs"]
+    assert "lr: 0.1 was tuned for FedAvg: leave it out" in fedfa(*words, "lr=0.3", code=2)
+    for rows in ("rows = 3", "rows = [1]", "[rows]\nFedAvg = 3"):
+        tuned.write_text(f'table = "digit-sites"\nvariant = "paper"\n{rows}\n')
+        assert "is not a file of `fedfa tune`" in fedfa(*words, code=2)
+
+
+def test_terminated_and_continued(
+    whole: Path, tmp_path: Path, spawn: Callable[..., Any], wait_for: Callable[..., None]
+) -> None:
+    """As a scheduler or a container ends a process: a checkpoint is written, and it says what is done."""
+    words = [sys.executable, "-m", "fedfa", "reproduce", "digit-sites", *SMALL, "-o", str(tmp_path)]
+    process = spawn(words)
+    wait_for(lambda: _rounds(tmp_path) > 1)
+    process.send_signal(signal.SIGTERM)
+    _, told = process.communicate(timeout=60)
+    assert process.returncode == 143 and "the same command goes on" in told and "Traceback" not in told
+    assert list(tmp_path.glob("*/checkpoints/round-*.safetensors"))
 
 
 def test_a_run_that_fails_ends_no_other(tmp_path: Path) -> None:
@@ -296,9 +381,11 @@ def test_groups_have_files_of_their_own(tmp_path: Path) -> None:
         "title = 'Mine'\nbase = 'digit-sites'\nseeds = 1\n[rows]\nA = {}\n"
         "[groups]\n'1/6' = {}\nall = {}\n[variants.slow]\nwhy = 'to see'\nsettings = {lr = 0.01}\n"
     )
-    fedfa(table, "--variant", "slow", "--table-only", "-o", tmp_path)
-    made = {path.name for path in (tmp_path / "tables").iterdir()}
-    assert made == {"own-slow.md", "own-slow.tex", "own-slow-1-6.csv", "own-slow-all.csv"}  # without runs, no curves
+    words = [table, "--variant", "slow", "--rounds", "1", "split.fraction=0.1", "device=cpu", "-o", tmp_path]
+    assert "no file was written" in fedfa(*words, "--table-only") and not (tmp_path / "tables").exists()
+    fedfa(*words)
+    made = {path.name for path in (tmp_path / "tables").iterdir() if path.suffix != ".png"}
+    assert made == {"own-slow.md", "own-slow.tex", "own-slow-1-6.csv", "own-slow-all.csv", "own-slow-curves.csv"}
 
 
 def test_rows_that_are_the_same_are_run_once(tmp_path: Path) -> None:

@@ -150,7 +150,7 @@ def test_unknown_tables_and_bad_files(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="rows"):
         find_table(str(path))
     path.write_text("title = 'x'\nbase = 'digit-sites'\nrow = 3\n[rows]\nA = {}\n")
-    with pytest.raises(UserError, match="row: Extra"):
+    with pytest.raises(UserError, match="row: a table has no such key; did you mean 'rows'"):
         find_table(str(path))
     path.write_text("title = 'x'\nlike = 'own'\n")
     with pytest.raises(UserError, match="like itself"):

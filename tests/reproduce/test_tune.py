@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ from typer.testing import CliRunner
 import fedfa
 from fedfa import Run, UserError
 from fedfa.cli import app
+from fedfa.experiment import parse_overrides
 from fedfa.reproduce.play import read_tuned
 from fedfa.reproduce.table import Choice, find_table, lay_out
 from fedfa.reproduce.tune import STRENGTHS, best_of, compared, find_target, trials, validation
@@ -61,7 +63,8 @@ def test_the_same_search_with_other_rows_adds_to_its_file(tmp_path: Path) -> Non
     assert set(tomllib.loads(path.read_text())["rows"]) == {"FedAvg", "FedProx", "FedFA"}
     command(*words, "--only", "FedProx", "lr=0.01")
     found = tomllib.loads(path.read_text())
-    assert set(found["rows"]) == {"FedAvg", "FedProx"} and found["settings"]["lr"] == 0.01, "another search"
+    assert set(found["rows"]) == {"FedAvg", "FedProx"}, "another search"
+    assert found["rows"]["FedProx"] == {"lr": 0.01, "split.fraction": 0.1}, "what it was tuned with belongs to it"
 
 
 def test_combined_methods_have_both_strengths() -> None:
@@ -90,7 +93,8 @@ def test_tuned_settings_are_used_and_kept_apart(tmp_path: Path) -> None:
     assert {row: len(tried) for row, tried in found["tried"].items()} == {"FedAvg": 2, "FedFA": 2}
     for row, tried in found["tried"].items():
         best = max(tried, key=lambda settings: settings["validation"])
-        assert found["rows"][row] == {key: value for key, value in best.items() if key != "validation"}
+        own = {key: value for key, value in best.items() if key != "validation"}
+        assert found["rows"][row] == {"split.fraction": 0.1, **own}, "what it was tuned with belongs to it"
     before = set((tmp_path / "tuned" / "runs").iterdir())
     assert len(before) == 4 and not list(tmp_path.glob("digit-sites-*")), "trials are not among a table's runs"
     command("tune", "digit-sites", "--trials", "2", "--only", "FedFA", *QUICK, "-o", tmp_path)
@@ -99,6 +103,23 @@ def test_tuned_settings_are_used_and_kept_apart(tmp_path: Path) -> None:
     assert "tuned on validation data" in command("reproduce", *words, "--tuned", path)
     assert "tuned on validation data" not in command("reproduce", *words)
     assert {"digit-sites.md", "digit-sites-tuned.md"} <= {file.name for file in (tmp_path / "tables").iterdir()}
+
+
+def test_the_command_that_is_printed_works(tmp_path: Path) -> None:
+    table = tmp_path / "own.toml"
+    table.write_text(
+        "title = 'Mine'\nbase = 'digit-sites'\n[rows]\nA = {}\nB = {lr = 0.1}\n"
+        "[variants.v]\nwhy = 'w'\nsettings = {batch_size = 8}\n"
+    )
+    told = command("tune", table, "--trials", "1", "--variant", "v", "--only", "A", *QUICK, "-o", tmp_path)
+    words = shlex.split(told.rpartition("use it with: ")[2])
+    assert words[:2] == ["fedfa", "reproduce"]
+    command(*words[1:], "--seeds", "1", *QUICK, "-o", tmp_path)
+    told = command(
+        "tune", "phantom-sites", "--trials", "2", "--rounds", "1", "split.fraction=0.2", "-q", "-o", tmp_path
+    )
+    words = shlex.split(told.rpartition("use it with: ")[2])
+    assert words[:3] == ["fedfa", "run", "phantom-sites"] and fedfa.load(words[2], parse_overrides(words[3:]))
 
 
 def test_an_experiment_is_a_table_of_one_row(tiny_file: Path) -> None:

@@ -178,7 +178,7 @@ class Study:
         """The runs at paths: their folders, folders that hold such folders, or summaries of runs (JSON)."""
         entries, broken = collect(paths)
         if not entries:
-            why = next(iter(broken.values()), "name one run or more")
+            why = next((f"{place} {what}" for place, what in broken.items()), "name one run or more")
             raise UserError(f"there is nothing to report: {why}")
         return cls(tuple(panels_of(entries)), tuple(entries), broken)
 

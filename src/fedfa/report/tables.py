@@ -72,7 +72,8 @@ class Table:
         """A `tabular` in the manner of booktabs."""
 
         def line(cells: Iterable[str]) -> str:
-            return "  " + " & ".join(cells) + r" \\"
+            whole = " & ".join(cells)
+            return f"  {'{}' if whole.startswith('[') else ''}{whole}" + r" \\"  # else an option of the line before
 
         def text(cell: Cell) -> str:
             return rf"\textbf{{{in_latex(cell.text)}}}" if cell.marked else in_latex(cell.text)

@@ -11,8 +11,8 @@ from fedfa.report.entry import Entry
 from fedfa.report.figures import draw_convergence, style
 from fedfa.report.study import Panel
 from fedfa.report.study import Series as Drawn
-from fedfa.reproduce.render import suffix
 from fedfa.reproduce.results import Results, Row
+from fedfa.reproduce.table import suffix
 
 
 def draw(results: Results, stem: Path) -> list[Path]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -156,6 +157,8 @@ def reproduce(names: Sequence[str], overrides: dict[str, Any], wish: Wish) -> li
     made = []
     for plan in plans:
         results = gather(plan.table, plan.cells, plan.known.find, plan.rule)
+        if failed and not any(series.runs for series in results.series):
+            continue  # nothing came of it: a table that is there stays as it is
         if wish.summaries is not None:
             for cell in plan.cells:
                 plan.known.write(cell, wish.summaries)
@@ -179,7 +182,23 @@ def _plan(name: str, overrides: dict[str, Any], wish: Wish) -> _Planned:
     if not wish.table_only:
         check_data(table, cells[0].experiment)
     known = _Known(wish.sources or tuple(filter(Path.is_dir, [wish.out])), precisely, not wish.table_only)
-    return _Planned(table, choice, cells, rule, known)
+    plan = _Planned(table, choice, cells, rule, known)
+    for cell in [] if wish.table_only else plan.missing()[:1]:
+        try_out(cell.experiment, wish.out)
+    return plan
+
+
+def try_out(experiment: Experiment, out: Path) -> None:
+    """What would be wrong with every run is said once, before any is played."""
+    from fedfa.simulate import Parts, find_device, find_engine
+
+    find_engine(experiment, find_device(experiment.device))
+    Parts.build(experiment)
+    there = next((place for place in (out, *out.absolute().parents) if place.exists()), out)
+    if not there.is_dir():
+        raise UserError(f"--out: {there} is a file, not a folder")
+    if not os.access(there, os.W_OK):
+        raise UserError(f"--out: {there} may not be written to")
 
 
 def _distinct(cells: Sequence[tuple[str, Cell]]) -> dict[str, Experiment]:
@@ -219,6 +238,9 @@ def _rule(asked: str, own: Rule) -> Rule:
 def read_tuned(path: Path, table: Table, variant: str, rows: Sequence[str]) -> dict[str, dict[str, Any]]:
     """The settings that `fedfa tune` has written for rows of a table."""
     content = read_toml(path)
+    there = content.get("rows", {})
+    if not isinstance(there, dict) or not all(isinstance(settings, dict) for settings in there.values()):
+        raise UserError(f"{path} is not a file of `fedfa tune`: [rows.NAME] has the settings of a row")
     asked = {"table": table.name, "variant": variant or table.variant}
     for key, value in asked.items():
         if content.get(key) != value:
@@ -285,7 +307,10 @@ def _make(results: Results, plan: _Planned, wish: Wish) -> None:
         print(note)
     tuned = "tuned" if choice.tuned is not None else ""
     stem = wish.out / "tables" / "-".join(part for part in (table.name, variant, tuned) if part)
-    curves = curves_csv(results) if any(series.runs for series in results.series) else ""
+    if not any(series.runs for series in results.series):
+        print("no run of it is there, so no file was written")
+        return
+    curves = curves_csv(results)
     written = [*write_files(stem, table.name, made, notes, curves), *draw(results, stem)]
     print(f"wrote {', '.join(str(path) for path in written)}")
 
@@ -293,8 +318,8 @@ def _make(results: Results, plan: _Planned, wish: Wish) -> None:
 def _notes(results: Results, table: Table) -> list[str]:
     """What stands below the table."""
     notes = list(table.notes)
-    if table.kind == "cost" and isinstance(table.paper, str) and table.paper:
-        notes += claims(table.paper)
+    if table.cost_of:
+        notes += claims(table.cost_of)
     for group, rows in results.groups.items():
         if (paper := table.paper_of(group)) is not None and table.kind != "cost":
             beside = {row.series.name: (paper.average(row.series.name), row.get(results.rule, AVERAGE)) for row in rows}

@@ -49,9 +49,9 @@ class Overall:
         return _OneRun(self, self._labels[experiment.title], experiment.rounds)
 
     def left(self) -> str:
-        """The time that is left, by the rounds since the start; nothing before there are any."""
-        played = self._played - self._before
-        if not played:
+        """The time that is left, by the rounds since the first: what came before it was starting up."""
+        played = self._played - self._before - 1
+        if played < 1:
             return ""
         seconds = (time.monotonic() - self._began) / played * (self._rounds - self._played)
         return f"about {duration(seconds)} left"
@@ -70,12 +70,15 @@ class Overall:
         with self._lock:
             self._played += 1
             now = time.monotonic()
+            if self._played - self._before == 1:
+                self._began = now
             if self._bars is not None or self._quiet or now - self._printed < SECONDS_BETWEEN_LINES:
                 return
             self._printed = now
             test = "" if record.test is None else f", test {100 * record.test.mean:.1f} %"
             where = f"runs {self._ended}/{self._runs}, rounds {self._played:,}/{self._rounds:,}"
-            print(f"{where}, {self.left()}; {label}: round {record.round}/{rounds}{test}", flush=True)
+            left = f", {self.left()}" if self.left() else ""
+            print(f"{where}{left}; {label}: round {record.round}/{rounds}{test}", flush=True)
 
     def ended(self, experiment: Experiment, error: Exception | None) -> None:
         """A run is complete, or failed."""

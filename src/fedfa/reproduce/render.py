@@ -14,6 +14,7 @@ from fedfa.report import tables as text
 from fedfa.report.console import console
 from fedfa.report.tables import FORMATS, NOTHING, Column, signed, size
 from fedfa.reproduce.results import AVERAGE, GAP, SEEN, Results, Row, Series, costs, curve, hardware
+from fedfa.reproduce.table import suffix
 from fedfa.statistics import LEVEL, RULES, TITLES, Rule, Summary, summarise
 
 MOST_CLIENTS = 8
@@ -174,12 +175,6 @@ def _keys(name: str) -> tuple[str, str]:
     return (name, f"{name}_sd")
 
 
-def suffix(group: str) -> str:
-    """What a group's files have behind the table's name; nothing where a table has no groups."""
-    name = "".join(sign if sign.isalnum() or sign in ".-" else "-" for sign in group).strip("-")
-    return f"-{name}" if name else ""
-
-
 def _count(series: Series) -> text.Cell:
     done = len(series.seeds)
     return text.Cell(str(done) if done == series.wanted else f"{done}/{series.wanted}", (done, series.wanted))
@@ -190,7 +185,7 @@ def _mean_sd(summary: Summary | None, silent: bool) -> text.Cell:
         return text.Cell(NOTHING if silent else MISSING, (None, None))
     spread = "" if summary.sd is None else f" ± {100 * summary.sd:.1f}"
     sd = None if summary.sd is None else 100 * summary.sd
-    return text.Cell(f"{100 * summary.mean:.1f}{spread}", (100 * summary.mean, sd))
+    return text.Cell(f"{text.fixed(100 * summary.mean)}{spread}", (100 * summary.mean, sd))
 
 
 def _interval(bounds: tuple[float, float] | None, sign: bool = False) -> text.Cell:

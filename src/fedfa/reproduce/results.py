@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from fedfa.errors import UserError
 from fedfa.reproduce.summary import RunSummary
 from fedfa.reproduce.table import Cell, Table
 from fedfa.statistics import RULES, Difference, Rule, Summary, holm, paired, summarise
@@ -104,7 +105,10 @@ class Results:
     @property
     def metric(self) -> str:
         """What is tested, as the runs say."""
-        return next((str(run.provenance["metric"]) for series in self.series for _, run in series.runs), "metric")
+        found = sorted({str(run.provenance["metric"]) for series in self.series for _, run in series.runs})
+        if len(found) > 1:
+            raise UserError(f"{self.table.name}: rows with different metrics do not compare: {', '.join(found)}")
+        return found[0] if found else "metric"
 
     @property
     def clients(self) -> int:

@@ -165,9 +165,11 @@ def read_summary(path: Path) -> RunSummary:
         found = json.loads(path.read_text("utf-8"))
         if found["format"] != FORMAT:
             raise UserError(f"{path} has format {found['format']}, and this version reads {FORMAT}")
-        return RunSummary(found["name"], found["config"], found["provenance"], _lines(found), found["done"])
-    except (OSError, KeyError, TypeError, AttributeError, ValueError) as error:
-        raise UserError(f"{path} is not the summary of a run: {error}") from None
+        summary = RunSummary(found["name"], found["config"], found["provenance"], _lines(found), found["done"])
+        _ = (summary.seed, summary.selected, summary.provenance["metric"], summary.config["source"]["name"])
+        return summary
+    except (OSError, LookupError, TypeError, AttributeError, ValueError) as error:
+        raise UserError(f"{path} is not the summary of a run: {type(error).__name__} {error}") from None
 
 
 def _lines(found: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -198,8 +200,8 @@ def find_summaries(folder: Path, precisely: bool = False) -> dict[str, list[Run 
         if "experiment.toml" in files:
             inner.clear()  # checkpoints and the like
             if "done" in files:
-                run = find_run(place)
-                with suppress(UserError):  # an experiment whose algorithm, say, is not known here is none of ours
+                with suppress(UserError):  # damaged, or of an algorithm that is not known here: none of ours
+                    run = find_run(place)
                     found.append((identity(run.experiment, precisely), run))
             continue
         for name in files:

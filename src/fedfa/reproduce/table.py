@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from fedfa.errors import UserError, some
 from fedfa.experiment import Experiment, load
@@ -53,7 +53,9 @@ class Table(BaseModel):
     reference: str = ""
     """The row that others are compared with, seed by seed; the first, unless named."""
     paper: str | dict[str, str] = ""
-    """The paper's table; for groups, that of each. For costs, the network that the paper has them of."""
+    """The paper's table; for groups, that of each."""
+    cost_of: Literal["", "alexnet", "unet"] = ""
+    """The network whose cost the paper speaks of."""
     settings: Settings = {}
     rows: dict[str, Settings] = Field(min_length=1)
     groups: dict[str, Settings] = {"": {}}
@@ -64,6 +66,29 @@ class Table(BaseModel):
     """What the table is called as it stands, beside its variants."""
     variants: dict[str, Variant] = {}
     notes: tuple[str, ...] = ()
+
+    @model_validator(mode="after")
+    def _makes_sense(self) -> Table:
+        rows, groups = self.rows, self.groups
+        if not re.fullmatch(r"[\w.-]+", self.name):
+            raise ValueError(f"the name {self.name!r}: letters, digits, '.', '_' and '-', since files are named by it")
+        if not groups:
+            raise ValueError("[groups] is empty: leave it out")
+        if self.reference and self.reference not in rows:
+            raise ValueError(f"reference: there is no row {self.reference!r}; {nearest(self.reference, rows)}")
+        for name, variant in self.variants.items():
+            if unknown := [row for row in variant.rows if row not in rows]:
+                raise ValueError(f"variant {name}: there is no row {unknown[0]!r}; {nearest(unknown[0], rows)}")
+        if isinstance(self.paper, dict) and (unknown := [group for group in self.paper if group not in groups]):
+            raise ValueError(f"paper: there is no group {unknown[0]!r}; {nearest(unknown[0], groups)}")
+        if len({suffix(group) for group in groups}) < len(groups):
+            raise ValueError("two groups differ in signs alone, and their files would have one name")
+        given = [self.settings, *rows.values(), *groups.values(), *(one.settings for one in self.variants.values())]
+        if any("seed" in settings for settings in given):
+            raise ValueError("seed is not a setting of a table: seeds says how many, from 0 on")
+        if self.held_out and any("held_out" in settings for settings in given):
+            raise ValueError("held_out is said for the table: no settings may say it once more")
+        return self
 
     @property
     def first(self) -> str:
@@ -77,11 +102,17 @@ class Table(BaseModel):
     def paper_of(self, group: str) -> PaperTable | None:
         """The paper's table for a group."""
         name = self.paper if isinstance(self.paper, str) else self.paper.get(group, "")
-        return paper_table(name) if name and self.kind == "scores" else None
+        return paper_table(name) if name else None
 
     def runs(self) -> int:
         """How many runs it takes."""
         return len(self.rows) * len(self.groups) * max(len(self.held_out), 1) * self.seeds
+
+
+def suffix(group: str) -> str:
+    """What a group's files have behind the table's name; nothing where a table has no groups."""
+    name = "".join(sign if sign.isalnum() or sign in ".-" else "-" for sign in group).strip("-")
+    return f"-{name}" if name else ""
 
 
 @dataclass(frozen=True)
@@ -111,6 +142,7 @@ def lay_out(table: Table, choice: Choice) -> list[Cell]:
     """All runs of a table, seed by seed, so that what is there when it is stopped can be compared."""
     variant = _variant(table, choice.variant)
     rows = chosen_rows(table, choice.only)
+    _refuse(table, choice)
     cells = []
     for seed in range(choice.seeds or table.seeds):
         for held_out in table.held_out or ("",):
@@ -133,6 +165,19 @@ def lay_out(table: Table, choice: Choice) -> list[Cell]:
                         raise UserError(f"{table.name}, row {row!r}: {error}") from None
                     cells.append(Cell(group, row, seed, held_out, experiment))
     return cells
+
+
+def _refuse(table: Table, choice: Choice) -> None:
+    """Changes that would not be what they say."""
+    given = {key.partition(".")[0]: key for key in choice.overrides}
+    if "seed" in given:
+        raise UserError("seed: a table's runs have the seeds from 0 on; say how many with --seeds")
+    if table.held_out and "held_out" in given:
+        raise UserError(f"held_out: {table.name} holds out one client after the other, {some(table.held_out)}")
+    for row, settings in (choice.tuned or {}).items():
+        for key in sorted(settings.keys() & choice.overrides.keys()):
+            if settings[key] != choice.overrides[key]:
+                raise UserError(f"{key}: {settings[key]} was tuned for {row}: leave it out, or leave --tuned out")
 
 
 def chosen_rows(table: Table, only: Sequence[str]) -> list[str]:
@@ -187,7 +232,10 @@ def find_table(name: str) -> Table:
         return Table(**{"name": path.stem, **_merged(path)})
     except ValidationError as error:
         problem = error.errors()[0]
-        raise UserError(f"{path}: {'.'.join(map(str, problem['loc']))}: {problem['msg']}") from None
+        where, what = ".".join(map(str, problem["loc"])), problem["msg"].removeprefix("Value error, ")
+        if problem["type"] == "extra_forbidden":
+            what = f"a table has no such key; {nearest(where, Table.model_fields)}"
+        raise UserError(": ".join(part for part in (str(path), where, what) if part)) from None
 
 
 def benchmark(name: str) -> Any:
@@ -203,7 +251,15 @@ def _merged(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
     content = read_toml(path)
     like = content.pop("like", "")
     if like:
-        inherited = {"variant": "paper", "variants": {}, "paper": "", "stand_in": "", "needs": "", "folder": ""}
+        inherited = {
+            "variant": "paper",
+            "variants": {},
+            "paper": "",
+            "cost_of": "",
+            "stand_in": "",
+            "needs": "",
+            "folder": "",
+        }
         content = {**_merged(path.with_name(f"{like}.toml"), (*seen, path)), **inherited, **content}
     return content
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 from fedfa.errors import UserError
 from fedfa.experiment import COSMETIC, Experiment, load
 from fedfa.files import write_text
-from fedfa.reproduce.play import complain, play_all, split_names
+from fedfa.reproduce.play import complain, play_all, split_names, try_out
 from fedfa.reproduce.summary import MACHINE
 from fedfa.reproduce.table import (
     Cell,
@@ -137,6 +138,9 @@ class Search:
 def tune(name: str, overrides: Settings, search: Search) -> Path:
     """Search, and write what was found."""
     table = find_target(name)
+    path = search.file or search.out / "tuned" / f"{'-'.join(filter(None, (table.name, search.variant)))}.toml"
+    if path.is_dir():
+        raise UserError(f"--file: {path} is a folder; name the file that the settings are to go to")
     rounds = {} if search.rounds is None else {"rounds": search.rounds}
     common = {**find_data(table, search.data), **rounds, **overrides}
     only = split_names(search.only)
@@ -161,6 +165,7 @@ def tune(name: str, overrides: Settings, search: Search) -> Path:
             scores.setdefault(key, []).append(validation(run))
 
     check_data(table, cells[0].experiment)
+    try_out(cells[0].experiment, search.out)
     distinct = {experiment.title: place for place, experiment in runs.items()}
     missing = []
     for title, place in distinct.items():
@@ -177,11 +182,29 @@ def tune(name: str, overrides: Settings, search: Search) -> Path:
     )
     complain(failed)
     means = {key: summarise(values).mean for key, values in scores.items()}
-    path = search.file or search.out / "tuned" / f"{'-'.join(filter(None, (table.name, search.variant)))}.toml"
     write_text(path, _toml(table, search, overrides, tried, means, _beside(path, table, search, overrides)))
     _tell(tried, means)
-    print(f"wrote {path}; use it with: fedfa reproduce {name} --tuned {path}")
+    print(f"wrote {path}; use it with: {_use(name, table, search, path, tried, means)}")
     return path
+
+
+def _use(
+    name: str,
+    table: Table,
+    search: Search,
+    path: Path,
+    tried: Mapping[str, Sequence[Settings]],
+    means: Mapping[tuple[str, int], float],
+) -> str:
+    """The command that trains with what was found."""
+    if table.base == name and name not in table_names():  # an experiment, which is no table
+        (row,) = tried
+        settings = tried[row][best_of(row, tried[row], means)]
+        return " ".join(["fedfa run", shlex.quote(name), *(f"{key}={value:g}" for key, value in settings.items())])
+    words = ["fedfa", "reproduce", name, "--tuned", str(path)]
+    words += ["--variant", search.variant] if search.variant else []
+    words += ["--only", search.only] if search.only else []
+    return shlex.join(words)
 
 
 def _head(table: Table, search: Search, overrides: Settings) -> dict[str, Any]:
@@ -217,9 +240,11 @@ def _toml(
     import tomli_w
 
     best = {row: best_of(row, candidates, means) for row, candidates in tried.items()}
+    head = _head(table, search, overrides)
+    common = {key: value for key, value in head.get("settings", {}).items() if key != "rounds"}
     content: dict[str, Any] = {
-        **_head(table, search, overrides),
-        "rows": {**beside["rows"], **{row: tried[row][number] for row, number in best.items()}},
+        **head,
+        "rows": {**beside["rows"], **{row: {**common, **tried[row][number]} for row, number in best.items()}},
         "tried": {
             **beside["tried"],
             **{
