@@ -46,6 +46,7 @@ FUSION = "FedAvg,direct fusion,total,FedFA, corrected,FedFA, kept,FedFA, release
         ("office-augmentations", ["office-augmentations"], ["office-main", "office-augmentations"]),
         ("office-alpha-p", ["office-alpha-p"], ["office-main", "office-alpha-p"]),
         ("office-layers", ["office-layers"], ["office-main", "office-layers"]),
+        ("office-adam-small", ["office-adam", "--variant", "small"], ["office-adam-small"]),
         (
             "office-fedmix-plain",
             ["office-fedmix", "--variant", "plain", "--only", "FedMix,FedMix, averaged"],
@@ -159,6 +160,9 @@ def test_pages_quote_the_tables() -> None:
         assert f"| {' | '.join(row[:11])} |" in page
     for row in cells("office-augmentations").values():
         assert f"| {' | '.join([*row[:2], *row[6:11], *row[-2:]])} |" in page
+    adam = cells("office-adam-small")
+    assert all(f"| {' | '.join(row[:11])} |" in page for row in adam.values())
+    assert f"for FedAvg by {adam['FedAvg, Adam'][8].strip('+')} points" in words()
     for row in cells("office-alpha-p").values():
         assert f"| {' | '.join([*row[:2], *row[6:13]])} |" in page
     for row in cells("office-layers").values():
