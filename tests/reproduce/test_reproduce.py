@@ -197,6 +197,7 @@ def test_costs_are_measured_in_processes_of_their_own(tmp_path: Path) -> None:
         (["digit-sites", "held_out=nobody"], "held_out: digit-sites has no client 'nobody'"),
         (["digit-sites-unseen", "held_out=fax"], "digit-sites-unseen holds out one client after the other"),
         (["digit-sites", "engine=captured", "device=cpu"], "engine=captured needs a CUDA device"),
+        (["office-main", "--variant", "coed"], "office-main has no variant 'coed'"),  # before it asks for data, too
         (["rounds=3"], "which table? `fedfa reproduce` lists them"),
         (["digit-sites", "digit-site"], "no table 'digit-site'; did you mean 'digit-sites'?"),
         (["digit-sites", "digits-fedmix", "--only", "FedProx"], "digits-fedmix has no row 'FedProx'"),

@@ -126,6 +126,8 @@ def test_an_experiment_is_a_table_of_one_row(tiny_file: Path) -> None:
     assert list(find_target("phantom-sites").rows) == ["fedfa"]
     assert list(find_target(str(tiny_file)).rows) == ["fedavg"]
     assert find_target("digit-sites") == find_table("digit-sites")
+    with pytest.raises(UserError, match="no table or experiment 'office-mian'; did you mean 'office-main'"):
+        find_target("office-mian")
 
 
 def test_settings_for_another_table_are_refused(tmp_path: Path) -> None:

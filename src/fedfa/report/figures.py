@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -151,7 +152,8 @@ def draw_differences(panel: Panel, rule: Rule) -> Figure:
     """Differences to the baseline, paired by seed, with 95 % intervals."""
     compared = panel.compared(rule, panel.baseline)
     places = {series: place for place, series in enumerate(panel.series)}
-    figure, axes = _column(0.9 + 0.25 * max(len(compared), 2))
+    names = [textwrap.fill(one.series.label, 22, break_long_words=False) for one in compared]
+    figure, axes = _column(0.9 + max(sum(0.14 + 0.11 * len(name.splitlines()) for name in names), 0.5))
     for row, one in enumerate(compared):
         colour = _ink(places[one.series])[0]
         found = one.difference
@@ -159,9 +161,10 @@ def draw_differences(panel: Panel, rule: Rule) -> Figure:
             axes.plot((100 * found.low, 100 * found.high), (row, row), color=colour, linewidth=1.5)
         axes.plot(100 * found.mean, row, "o", color=colour, markersize=4)
     axes.axvline(0, color="#555555", linewidth=0.8)
-    axes.set_yticks(range(len(compared)), [one.series.label for one in compared])
+    axes.set_yticks(range(len(compared)), names, fontsize=7)
     axes.set_ylim(len(compared) - 0.5, -0.5)
-    axes.set(xlabel=f"difference to {panel.series[panel.baseline].label}, points")
+    told = textwrap.fill(f"difference to {panel.series[panel.baseline].label}, points", 34, break_long_words=False)
+    axes.set(xlabel=told)
     axes.grid(axis="x", alpha=0.3)
     return figure
 

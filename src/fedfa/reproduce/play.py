@@ -28,6 +28,7 @@ from fedfa.reproduce.table import (
     Table,
     check_data,
     chosen_rows,
+    chosen_variant,
     describe,
     find_data,
     find_table,
@@ -173,6 +174,7 @@ def _plan(name: str, overrides: dict[str, Any], wish: Wish) -> _Planned:
     rule = _rule(wish.rule, table.rule)
     only = split_names(wish.only)
     rows = chosen_rows(table, only)
+    chosen_variant(table, wish.variant)  # before data are asked for
     tuned = None if wish.tuned is None else read_tuned(wish.tuned, table, wish.variant, rows)
     where = {} if wish.table_only else find_data(table, wish.data)
     rounds = {} if wish.rounds is None else {"rounds": wish.rounds}

@@ -140,7 +140,7 @@ class Choice:
 
 def lay_out(table: Table, choice: Choice) -> list[Cell]:
     """All runs of a table, seed by seed, so that what is there when it is stopped can be compared."""
-    variant = _variant(table, choice.variant)
+    variant = chosen_variant(table, choice.variant)
     rows = chosen_rows(table, choice.only)
     _refuse(table, choice)
     cells = []
@@ -200,7 +200,8 @@ def plain(name: str) -> str:
     return re.sub(r"[^\w{},.+-]", "", name.lower())
 
 
-def _variant(table: Table, name: str) -> Variant:
+def chosen_variant(table: Table, name: str) -> Variant:
+    """The variant of that name; none for the table as it stands."""
     if not name or name == table.variant:
         return Variant(why="")
     if name not in table.variants:

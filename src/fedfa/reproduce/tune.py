@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from fedfa.errors import UserError
-from fedfa.experiment import COSMETIC, Experiment, load
+from fedfa.experiment import COSMETIC, Experiment, builtin_experiments, load
 from fedfa.files import write_text
+from fedfa.registry import nearest
 from fedfa.reproduce.play import complain, play_all, split_names, try_out
 from fedfa.reproduce.summary import MACHINE
 from fedfa.reproduce.table import (
@@ -114,6 +115,8 @@ def find_target(name: str) -> Table:
     """A table; or an experiment, as a table of one row."""
     if name in table_names() or (name.endswith(".toml") and "rows" in read_toml(Path(name))):
         return find_table(name)
+    if not name.endswith(".toml") and name not in (known := [*table_names(), *builtin_experiments()]):
+        raise UserError(f"no table or experiment {name!r}; {nearest(name, known)}")
     experiment = load(name)
     return Table(name=experiment.name, title=experiment.name, base=name, rows={experiment.algorithm["name"]: {}})
 
