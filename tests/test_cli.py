@@ -144,6 +144,18 @@ def test_version_and_help() -> None:
 
 
 @pytest.mark.parametrize(
+    "words",
+    [
+        ("run",), ("reprodcue",), ("run", "digit-sites", "--nope"), ("reproduce", "digit-sites", "--seeds", "0"),
+        ("reproduce", "digit-sites", "--rounds", "many"), ("data", "check"), ("resume", "a", "b"), ("flower", "up"),
+    ],
+)  # fmt: skip
+def test_words_that_a_command_does_not_take_are_one_line(words: tuple[str, ...]) -> None:
+    line = complaint(*words)
+    assert re.search(r"; see \S.* --help$", line) and line.count("Did you mean") <= 1
+
+
+@pytest.mark.parametrize(
     ("words", "line"),
     [
         (["no-such"], "no experiment 'no-such'; known are digit-sites, phantom-sites (or the path of a .toml file)"),

@@ -8,13 +8,14 @@ from typing import Annotated, Any
 import typer
 import typer.core
 
-from fedfa.cli_errors import user_errors
+from fedfa.cli_errors import Commands, user_errors
 from fedfa.errors import UserError
 from fedfa.flower.commands import app as flower
 
 typer.core.HAS_RICH = False  # help in plain text: importing rich for it would double its time
 
 app = typer.Typer(
+    cls=Commands,
     help="Federated learning under feature shift, with FedFA at its centre.",
     no_args_is_help=True,
     add_completion=False,

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import signal
 import sys
 import threading
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import wraps
 from typing import Any
 
 import typer
+import typer.core
 
 from fedfa.errors import UserError
 
@@ -55,3 +57,40 @@ def user_errors(command: Callable[..., None]) -> Callable[..., None]:
             raise typer.Exit(2) from None
 
     return guarded
+
+
+_Usage: Any = typer.BadParameter.__base__
+"""What misuse raises: click's UsageError, which newer versions of typer carry inside of them."""
+
+
+class _Misuse(_Usage.__base__):  # type: ignore[misc]  # see above
+    """Words that a command does not take, in one line."""
+
+    exit_code = 2
+
+    def show(self, file: Any = None) -> None:
+        print(f"fedfa: {self.message}", file=sys.stderr)
+
+
+@contextmanager
+def _one_line() -> Iterator[None]:
+    try:
+        yield
+    except _Usage as error:
+        if type(error).__name__ == "NoArgsIsHelpError":  # a command by itself prints its help
+            raise
+        told = re.sub(r"( Did you mean [^?]*\?)\1", r"\1", error.format_message()).rstrip(".")
+        more = f"; see {error.ctx.command_path} --help" if error.ctx is not None else ""
+        raise _Misuse(f"{told[:1].lower()}{told[1:]}{more}") from None
+
+
+class Commands(typer.core.TyperGroup):
+    """Commands whose misuse is one line as well."""
+
+    def make_context(self, *args: Any, **kwargs: Any) -> Any:
+        with _one_line():
+            return super().make_context(*args, **kwargs)
+
+    def invoke(self, ctx: Any) -> Any:
+        with _one_line():
+            return super().invoke(ctx)
