@@ -253,7 +253,8 @@ def play(run: Run, watcher: Watcher | None = None, parts: Parts | None = None, e
         if run.done:
             return run
         parts = parts or Parts.build(config)
-        if run.provenance.get("division") not in (None, parts.federation.division()):
+        known, data = run.provenance.get("division"), run.provenance.get("data")
+        if known not in (None, parts.federation.division()) or data not in (None, parts.federation.fingerprint()):
             raise UserError(
                 f"{run.folder} was started with other data or splits than {parts.federation.name} has now: "
                 "put them back, or start anew with --force"

@@ -41,10 +41,11 @@ def run_together(
     """
     missing: list[Experiment] = []
     for experiment in experiments:
-        if (run := complete(root / experiment.title)) is not None:
-            yield experiment, run
-        else:
+        found = _complete(root / experiment.title)
+        if found is None:
             missing.append(experiment)
+        else:
+            yield experiment, found
     elsewhere: list[Experiment] = []
     while missing or elsewhere:
         for experiment, outcome in _played(missing, root, watch, at_once, apart):
@@ -54,8 +55,8 @@ def run_together(
                 yield experiment, outcome
         missing = []
         for experiment in elsewhere.copy():
-            if (run := complete(root / experiment.title)) is not None:
-                yield experiment, run
+            if (found := _complete(root / experiment.title)) is not None:
+                yield experiment, found
             elif is_free(root / experiment.title):
                 missing.append(experiment)  # that process has stopped
             else:
@@ -97,6 +98,14 @@ def complete(folder: Path) -> Run | None:
     return find_run(folder) if (folder / "done").exists() and (folder / "experiment.toml").exists() else None
 
 
+def _complete(folder: Path) -> Run | UserError | None:
+    """The same; or what is wrong with its folder, which stops no other run."""
+    try:
+        return complete(folder)
+    except UserError as error:
+        return error
+
+
 def _outcome(experiment: Experiment, root: Path, watcher: Watcher) -> Run | UserError:
     from fedfa.simulate import run
 
@@ -131,6 +140,7 @@ def _work(experiment: Experiment, root: Path, pipe: Connection, threads: int) ->
     first process alone says when to stop, and says it once: a second signal would cut its last checkpoint short."""
     if hasattr(os, "setsid"):
         os.setsid()
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a scheduler may tell all of them; the first process says it again
     try:
         _hear_interrupts(True)
         import torch
@@ -145,9 +155,10 @@ def _work(experiment: Experiment, root: Path, pipe: Connection, threads: int) ->
 
 
 def _hear_interrupts(hear: bool) -> None:
-    """Let Ctrl-C through to this thread, or keep it waiting; processes that are started inherit it."""
+    """Let Ctrl-C and SIGTERM through to this thread, or keep it waiting; processes that are started inherit it."""
     if hasattr(signal, "pthread_sigmask"):
-        signal.pthread_sigmask(signal.SIG_UNBLOCK if hear else signal.SIG_BLOCK, {signal.SIGINT})
+        how = signal.SIG_UNBLOCK if hear else signal.SIG_BLOCK
+        signal.pthread_sigmask(how, {signal.SIGINT, signal.SIGTERM})
 
 
 def _in_processes(waiting: Sequence[Experiment], root: Path, watch: Watch, at_once: int) -> Iterator[Outcome]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 import re
 import shutil
 import signal
@@ -265,7 +266,8 @@ def test_damaged_runs(whole: Path, tmp_path: Path) -> None:
     lines = (first / "metrics.jsonl").read_text().splitlines(keepends=True)
     (first / "metrics.jsonl").write_text(lines[0])
     told = fedfa("digit-sites", *SMALL, "-o", tmp_path / "runs", code=2)
-    assert "is marked as complete with 3 rounds, and its metrics.jsonl has 1" in told and len(told.splitlines()) == 1
+    assert "is marked as complete with 3 rounds, and its metrics.jsonl has 1" in told.splitlines()[-1]
+    assert re.search(r"FedProx +2 ", told), "which stops no other run"
 
 
 def test_what_is_tuned_is_not_changed_besides(tmp_path: Path) -> None:
@@ -278,17 +280,31 @@ def test_what_is_tuned_is_not_changed_besides(tmp_path: Path) -> None:
         assert "is not a file of `fedfa tune`" in fedfa(*words, code=2)
 
 
-def test_terminated_and_continued(
-    whole: Path, tmp_path: Path, spawn: Callable[..., Any], wait_for: Callable[..., None]
-) -> None:
-    """As a scheduler or a container ends a process: a checkpoint is written, and it says what is done."""
-    words = [sys.executable, "-m", "fedfa", "reproduce", "digit-sites", *SMALL, "-o", str(tmp_path)]
+def test_terminated(whole: Path, tmp_path: Path, spawn: Callable[..., Any], wait_for: Callable[..., None]) -> None:
+    """As a scheduler ends a process and all that it has started: each run writes a checkpoint, long before its next."""
+    words = [
+        sys.executable,
+        "-m",
+        "fedfa",
+        "reproduce",
+        "digit-sites",
+        "--seeds",
+        "1",
+        "--rounds",
+        "2000",
+        "device=cpu",
+    ]
+    words += ["checkpoint_every=2000", "split.fraction=0.2", "--at-once", "2", "-o", str(tmp_path)]
     process = spawn(words)
     wait_for(lambda: _rounds(tmp_path) > 1)
-    process.send_signal(signal.SIGTERM)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    workers = children.read_text().split() if children.exists() else []
+    for number in (process.pid, *map(int, workers)):
+        os.kill(number, signal.SIGTERM)
     _, told = process.communicate(timeout=60)
     assert process.returncode == 143 and "the same command goes on" in told and "Traceback" not in told
-    assert list(tmp_path.glob("*/checkpoints/round-*.safetensors"))
+    begun = [path.parent for path in tmp_path.glob("*/metrics.jsonl")]
+    assert begun and all(list(folder.glob("checkpoints/round-*.safetensors")) for folder in begun)
 
 
 def test_a_run_that_fails_ends_no_other(tmp_path: Path) -> None:
@@ -367,7 +383,47 @@ def test_a_table_that_mixes_data_says_so(tmp_path: Path) -> None:
     fedfa(table, f"source.path={one}", "--only", "A", "-o", tmp_path / "first", "device=cpu")
     fedfa(table, f"source.path={other}", "-o", tmp_path / "second", "device=cpu")
     told = fedfa(table, "--table-only", "--from", tmp_path / "first", "--from", tmp_path / "second", "-o", tmp_path)
-    assert "These runs are of 2 different sets of data" in told
+    assert "These runs are of several sets of data" in told
+    one.rename(tmp_path / "gone")  # summaries serve where the data are absent
+    words = [table, f"source.path={one}", "--only", "A", "--from", tmp_path / "first", "-o", tmp_path]
+    assert "wrote" in fedfa(*words)
+
+
+def test_data_that_were_exchanged_are_told_of(tmp_path: Path) -> None:
+    """At the same place: the run that is there is of the old ones, and has the name of one of the new."""
+    table = tmp_path / "own.toml"
+    table.write_text(
+        "title = 'Mine'\nbase = 'digit-sites'\nseeds = 1\n[rows]\n"
+        "A = {source = {name = 'image_folders', path = '.', size = 16}, rounds = 2, checkpoint_every = 1}\n"
+        "B = {rounds = 1, algorithm = 'fedavg', 'split.fraction' = 0.1}\n"
+    )
+    one, other = (folders_of_images(tmp_path / name, name == "other") for name in ("one", "other"))
+    words = [table, f"source.path={one}", "-o", tmp_path / "runs", "device=cpu"]
+    fedfa(*words, "--only", "A")
+    shutil.rmtree(one)
+    other.rename(one)
+    told = fedfa(*words, "--only", "A", code=2)
+    assert "1 of the runs that are there is of other data" in told and "was played on other data than" in told
+    (folder,) = tmp_path.glob("runs/*fedfa*")
+    (folder / "done").unlink()  # as if it had been stopped: it does not go on with other images
+    assert "was started with other data" in fedfa(*words, "--only", "A", code=2)
+
+
+def test_an_edited_file_of_splits_makes_other_runs(tmp_path: Path) -> None:
+    table, splits = tmp_path / "own.toml", tmp_path / "splits.tsv"
+    one = folders_of_images(tmp_path / "one", False)
+    source = ["--source", "image_folders", one, "source.size=16"]
+    for seed in (0, 1):
+        made = CliRunner().invoke(app, ["data", "split", *map(str, source), f"seed={seed}", "-o", str(splits)])
+        assert made.exit_code == 0, made.output
+        table.write_text(
+            "title = 'Mine'\nbase = 'digit-sites'\nseeds = 1\n[rows]\n"
+            f"A = {{source = {{name = 'image_folders', path = '{one}', size = 16}}, rounds = 1, "
+            f"'split.file' = '{splits}'}}\n"
+        )
+        assert "runs 0/1" in fedfa(table, "-o", tmp_path / "runs", "device=cpu", "--summaries", tmp_path / "kept")
+    assert len(list((tmp_path / "runs").glob("*/done"))) == 2
+    assert all(str(tmp_path) not in path.read_text() for path in (tmp_path / "kept").iterdir())
 
 
 def test_a_precision_that_is_asked_for_is_what_runs_have(whole: Path, tmp_path: Path) -> None:

@@ -119,7 +119,8 @@ def test_the_command_that_is_printed_works(tmp_path: Path) -> None:
         "tune", "phantom-sites", "--trials", "2", "--rounds", "1", "split.fraction=0.2", "-q", "-o", tmp_path
     )
     words = shlex.split(told.rpartition("use it with: ")[2])
-    assert words[:3] == ["fedfa", "run", "phantom-sites"] and fedfa.load(words[2], parse_overrides(words[3:]))
+    assert words[:3] == ["fedfa", "run", "phantom-sites"]
+    assert fedfa.load(words[2], parse_overrides(words[3:])).split["fraction"] == 0.2, "what all trials had"
 
 
 def test_an_experiment_is_a_table_of_one_row(tiny_file: Path) -> None:

@@ -109,6 +109,8 @@ def _facts(config: Experiment, parts: Any, roster: Roster) -> dict[str, Any]:
         **simulate.facts(here, parts, torch.device("cpu")),
         "engine": "flower",
         "division": None,
+        "data": None,
+        "classes": None,
         "federation": f"{config.title}-{secrets.token_hex(4)}",
         "sites": {name: facts.model_dump(mode="json") for name, facts in sorted(roster.facts.items())},
     }

@@ -204,7 +204,7 @@ def _places(path: Path) -> list[Path]:
     if not path.is_dir():
         raise UserError(f"no run at {path}")
     inside = sorted({file.parent for name in ("experiment.toml", "provenance.json") for file in path.glob(f"*/{name}")})
-    inside = inside or sorted(path.rglob("*.json"))
+    inside = inside or sorted(file.parent for file in path.rglob("experiment.toml")) or sorted(path.rglob("*.json"))
     if not inside:
         raise UserError(f"{path} is not a run, and holds none: runs have an experiment.toml")
     return inside

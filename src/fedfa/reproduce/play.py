@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections import Counter
@@ -84,30 +85,44 @@ class _Known:
                 self._found.setdefault(name, []).extend(runs)
         self._names: dict[str, str] = {}
         self._data: dict[str, str | None] = {}
+        self.of_other_data: set[str] = set()
+        """Runs that do not count for that."""
+        self.ambiguous = False
+        """Whether runs of one experiment are of several sets of data, and nobody knows which is meant."""
 
     def name(self, experiment: Experiment) -> str:
         return self._names.setdefault(experiment.title, identity(experiment, self._precisely))
 
     def find(self, cell: Cell) -> RunSummary | None:
         runs = self._found.get(self.name(cell.experiment), [])
+        if not self._at_hand and len({run.provenance.get("data") for run in runs} - {None}) > 1:
+            self.ambiguous = True
         for place, found in reversed(list(enumerate(runs))):
             own = found.provenance.get("data")
             if own is None or self._data_of(cell.experiment) in (None, own):
                 summary = summary_of(found) if isinstance(found, Run) else found
                 runs[place] = summary
                 return summary
+            self.of_other_data.add(found.folder.name if isinstance(found, Run) else found.name)
         return None
 
     def _data_of(self, experiment: Experiment) -> str | None:
         """What the data are that the experiment would be run on; None where that is not known."""
         key = str(experiment.source)
         if self._at_hand and key not in self._data:
-            source = experiment.build("source")
-            pool = source.pool() if isinstance(source, Reader) else None
+            source, pool = experiment.build("source"), None
+            with contextlib.suppress(UserError, ImportError):  # which is told where the data are needed
+                pool = source.pool() if isinstance(source, Reader) else None
             self._data[key] = None if pool is None else fingerprint(pool.images, pool.labels, pool.classes)
         return self._data.get(key)
 
     def add(self, experiment: Experiment, run: Run) -> None:
+        own = run.provenance.get("data")
+        if own is not None and self._data_of(experiment) not in (None, own):
+            raise UserError(
+                f"{run.folder} was played on other data than {experiment.source.get('path') or 'its source'} has now: "
+                "put those back, or delete the folder to play it anew"
+            )
         self._found.setdefault(self.name(experiment), []).append(run)
 
     def write(self, cell: Cell, folder: Path) -> None:
@@ -181,21 +196,33 @@ def _plan(name: str, overrides: dict[str, Any], wish: Wish) -> _Planned:
     choice = Choice(wish.seeds, only, wish.variant, {**where, **rounds, **overrides}, tuned)
     precisely = "precision" in overrides or any("precision" in settings for settings in table.rows.values())
     cells = lay_out(table, choice)
-    if not wish.table_only:
-        check_data(table, cells[0].experiment)
     known = _Known(wish.sources or tuple(filter(Path.is_dir, [wish.out])), precisely, not wish.table_only)
     plan = _Planned(table, choice, cells, rule, known)
-    for cell in [] if wish.table_only else plan.missing()[:1]:
-        try_out(cell.experiment, wish.out)
+    missing = [] if wish.table_only else plan.missing()
+    if missing:
+        check_data(table, missing[0].experiment)
+        try_out({cell.row: cell.experiment for cell in missing}, wish.out)
+    if known.of_other_data:
+        is_, does = ("is", "does") if len(known.of_other_data) == 1 else ("are", "do")
+        told = f"{len(known.of_other_data)} of the runs that are there {is_} of other data, and {does} not count"
+        print(f"{table.name}: {told}", file=sys.stderr)
     return plan
 
 
-def try_out(experiment: Experiment, out: Path) -> None:
-    """What would be wrong with every run is said once, before any is played."""
+def try_out(experiments: Mapping[str, Experiment], out: Path) -> None:
+    """What is wrong with every row is said once, before any is played."""
     from fedfa.simulate import Parts, find_device, find_engine
 
-    find_engine(experiment, find_device(experiment.device))
-    Parts.build(experiment)
+    wrong: list[UserError] = []
+    for experiment in experiments.values():
+        try:
+            find_engine(experiment, find_device(experiment.device))
+            Parts.build(experiment)
+            break
+        except UserError as error:
+            wrong.append(error)
+    else:
+        raise wrong[0]
     there = next((place for place in (out, *out.absolute().parents) if place.exists()), out)
     if not there.is_dir():
         raise UserError(f"--out: {there} is a file, not a folder")
@@ -272,12 +299,16 @@ def play_all(
             for experiment, outcome in run_together(
                 list(runs.values()), root=out, watch=overall.watch, at_once=at_once, apart=apart
             ):
+                error = outcome if isinstance(outcome, UserError) else None
                 if isinstance(outcome, Run):
-                    done += 1
-                    ended(experiment, outcome)
-                else:
-                    failed[labels[experiment.title]] = outcome
-                overall.ended(experiment, outcome if isinstance(outcome, UserError) else None)
+                    try:
+                        ended(experiment, outcome)
+                        done += 1
+                    except UserError as refused:  # of other data, say
+                        error = refused
+                if error is not None:
+                    failed[labels[experiment.title]] = error
+                overall.ended(experiment, error)
         except KeyboardInterrupt:
             print(f"stopped; {done} of these {len(runs)} runs are done: the same command goes on", file=sys.stderr)
             raise
@@ -301,7 +332,7 @@ def _make(results: Results, plan: _Planned, wish: Wish) -> None:
     changed = {key: value for key, value in choice.overrides.items() if key not in quiet}
     told += f", with {', '.join(f'{key}={value}' for key, value in changed.items())}" if changed else ""
     made = tables(results, told)
-    notes = _notes(results, table)
+    notes = _notes(results, plan)
     for one in made:
         show(one)
         print()
@@ -317,8 +348,9 @@ def _make(results: Results, plan: _Planned, wish: Wish) -> None:
     print(f"wrote {', '.join(str(path) for path in written)}")
 
 
-def _notes(results: Results, table: Table) -> list[str]:
+def _notes(results: Results, plan: _Planned) -> list[str]:
     """What stands below the table."""
+    table = plan.table
     notes = list(table.notes)
     if table.cost_of:
         notes += claims(table.cost_of)
@@ -327,8 +359,8 @@ def _notes(results: Results, table: Table) -> list[str]:
             beside = {row.series.name: (paper.average(row.series.name), row.get(results.rule, AVERAGE)) for row in rows}
             told = single_runs(beside)
             notes += [f"{group}: {told}" if group else told] if told else []
-    if (sets := results.data_sets) > 1:
-        notes.append(f"These runs are of {sets} different sets of data: make the table --from runs of one of them.")
+    if plan.known.ambiguous or results.data_sets > 1:
+        notes.append("These runs are of several sets of data: make the table --from runs of one of them.")
     missing = results.missing
     if missing:
         wanted = sum(len(series.cells) for series in results.series)

@@ -118,11 +118,10 @@ class Results:
 
     @property
     def data_sets(self) -> int:
-        """How many sets of data the runs are of that read theirs in the same way, as far as they tell."""
+        """How many sets of data the runs are of that are to be of one, as far as they tell."""
         found: dict[str, set[str]] = {}
-        for _, run in (pair for series in self.series for pair in series.runs):
-            source = {key: value for key, value in run.config["source"].items() if key != "path"}
-            found.setdefault(str(source), set()).add(run.provenance.get("data", ""))
+        for cell, run in (pair for series in self.series for pair in series.runs):
+            found.setdefault(str(cell.experiment.source), set()).add(run.provenance.get("data", ""))
         return max((len(known - {""}) for known in found.values()), default=0)
 
     def machines(self) -> list[str]:

@@ -79,6 +79,8 @@ def summary_of(run: Run) -> RunSummary:
     """The summary of a run."""
     config = json.loads(json.dumps(run.config))
     config["source"].pop("path", None)
+    if config.get("split", {}).get("file"):
+        config["split"]["file"] = run.experiment.split_file()
     provenance = {key: run.provenance[key] for key in KEPT if run.provenance.get(key) not in (None, [], {})}
     lines = run.metrics
     detailed = {line["round"] for line in recent(tested_rounds(lines))}
@@ -202,6 +204,8 @@ def find_summaries(folder: Path, precisely: bool = False) -> dict[str, list[Run 
             if "done" in files:
                 with suppress(UserError):  # damaged, or of an algorithm that is not known here: none of ours
                     run = find_run(place)
+                    if run.experiment.split["file"] and run.experiment.title != run.folder.name:
+                        continue  # its splits are not those of the file as it is now
                     found.append((identity(run.experiment, precisely), run))
             continue
         for name in files:

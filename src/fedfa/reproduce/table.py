@@ -311,7 +311,8 @@ def check_data(table: Table, experiment: Experiment) -> None:
         except ImportError as error:
             raise UserError(str(error)) from None
         except UserError as error:
-            raise UserError(f"{error} ({table.name} needs {table.needs}{_instead(table)})") from None
+            more = f" ({table.name} needs {table.needs}{_instead(table)})" if table.needs else ""
+            raise UserError(f"{error}{more}") from None
 
 
 def describe(tables: Sequence[str]) -> list[tuple[str, str, str, str]]:

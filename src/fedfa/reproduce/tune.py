@@ -115,7 +115,8 @@ def find_target(name: str) -> Table:
     """A table; or an experiment, as a table of one row."""
     if name in table_names() or (name.endswith(".toml") and "rows" in read_toml(Path(name))):
         return find_table(name)
-    if not name.endswith(".toml") and name not in (known := [*table_names(), *builtin_experiments()]):
+    known = [*table_names(), *builtin_experiments()]
+    if name not in known and not name.endswith(".toml") and not Path(name).is_file():
         raise UserError(f"no table or experiment {name!r}; {nearest(name, known)}")
     experiment = load(name)
     return Table(name=experiment.name, title=experiment.name, base=name, rows={experiment.algorithm["name"]: {}})
@@ -144,6 +145,7 @@ def tune(name: str, overrides: Settings, search: Search) -> Path:
     path = search.file or search.out / "tuned" / f"{'-'.join(filter(None, (table.name, search.variant)))}.toml"
     if path.is_dir():
         raise UserError(f"--file: {path} is a folder; name the file that the settings are to go to")
+    beside = _beside(path, table, search, overrides)  # which must be readable, before anything is played
     rounds = {} if search.rounds is None else {"rounds": search.rounds}
     common = {**find_data(table, search.data), **rounds, **overrides}
     only = split_names(search.only)
@@ -168,7 +170,7 @@ def tune(name: str, overrides: Settings, search: Search) -> Path:
             scores.setdefault(key, []).append(validation(run))
 
     check_data(table, cells[0].experiment)
-    try_out(cells[0].experiment, search.out)
+    try_out({cell.row: cell.experiment for cell in cells}, search.out)
     distinct = {experiment.title: place for place, experiment in runs.items()}
     missing = []
     for title, place in distinct.items():
@@ -185,9 +187,9 @@ def tune(name: str, overrides: Settings, search: Search) -> Path:
     )
     complain(failed)
     means = {key: summarise(values).mean for key, values in scores.items()}
-    write_text(path, _toml(table, search, overrides, tried, means, _beside(path, table, search, overrides)))
+    write_text(path, _toml(table, search, overrides, tried, means, beside))
     _tell(tried, means)
-    print(f"wrote {path}; use it with: {_use(name, table, search, path, tried, means)}")
+    print(f"wrote {path}; use it with: {_use(name, table, search, path, overrides, tried, means)}")
     return path
 
 
@@ -196,14 +198,15 @@ def _use(
     table: Table,
     search: Search,
     path: Path,
+    overrides: Settings,
     tried: Mapping[str, Sequence[Settings]],
     means: Mapping[tuple[str, int], float],
 ) -> str:
     """The command that trains with what was found."""
     if table.base == name and name not in table_names():  # an experiment, which is no table
         (row,) = tried
-        settings = tried[row][best_of(row, tried[row], means)]
-        return " ".join(["fedfa run", shlex.quote(name), *(f"{key}={value:g}" for key, value in settings.items())])
+        settings = {**_common(table, search, overrides), **tried[row][best_of(row, tried[row], means)]}
+        return shlex.join(["fedfa", "run", name, *(f"{key}={value}" for key, value in settings.items())])
     words = ["fedfa", "reproduce", name, "--tuned", str(path)]
     words += ["--variant", search.variant] if search.variant else []
     words += ["--only", search.only] if search.only else []
@@ -225,11 +228,17 @@ def _head(table: Table, search: Search, overrides: Settings) -> dict[str, Any]:
     }
 
 
+def _common(table: Table, search: Search, overrides: Settings) -> Settings:
+    """What all trials had of the command line, which what was found belongs to; but for the number of rounds."""
+    settings: Settings = _head(table, search, overrides).get("settings", {})
+    return {key: value for key, value in settings.items() if key != "rounds"}
+
+
 def _beside(path: Path, table: Table, search: Search, overrides: Settings) -> dict[str, dict[str, Any]]:
     """What the file has of other rows from the same search: `--only` adds to it."""
     there = read_toml(path) if path.is_file() else {}
     same = {key: there.get(key) for key in there if key not in ("rows", "tried")} == _head(table, search, overrides)
-    return {key: there[key] if same else {} for key in ("rows", "tried")}
+    return {key: there.get(key, {}) if same else {} for key in ("rows", "tried")}
 
 
 def _toml(
@@ -243,8 +252,7 @@ def _toml(
     import tomli_w
 
     best = {row: best_of(row, candidates, means) for row, candidates in tried.items()}
-    head = _head(table, search, overrides)
-    common = {key: value for key, value in head.get("settings", {}).items() if key != "rounds"}
+    head, common = _head(table, search, overrides), _common(table, search, overrides)
     content: dict[str, Any] = {
         **head,
         "rows": {**beside["rows"], **{row: {**common, **tried[row][number]} for row, number in best.items()}},
