@@ -328,7 +328,7 @@ def test_a_mistake_is_one_line(
 
 def test_the_source_must_be_said() -> None:
     result = command("check")
-    assert result.exit_code == 2 and "Missing option '--source'" in result.stderr
+    assert result.exit_code == 2 and "missing option '--source'" in result.stderr
 
 
 def test_a_source_that_misses_a_package(monkeypatch: pytest.MonkeyPatch) -> None:
