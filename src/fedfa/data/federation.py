@@ -124,6 +124,7 @@ class Federation:
 
 
 LOOKED_AT = 64
+"""Samples that a fingerprint looks at: all of a large set would take as long as reading it."""
 
 
 def fingerprint(images: Tensor, labels: Tensor, classes: Sequence[str]) -> str:

@@ -298,11 +298,9 @@ def _in_turn(title: str, panels: Sequence[Panel]) -> Panel | None:
         if len(found) == len(panels)
         for seed in sorted(set.intersection(*(set(own) for own in found)))
     ]
-    held, whole = (
-        [name for panel in panels for name in panel.held_out],
-        {name for one in panels for name in one.clients},
-    )
-    who = "every client" if whole <= set(held) else some(held)
+    held = [name for panel in panels for name in panel.held_out]
+    everyone = {name for panel in panels for name in panel.clients}
+    who = "every client" if everyone <= set(held) else some(held)
     made = f"{title}, {who} held out in turn"
     return replace(_panel(made, entries), in_turn=True) if entries else None
 
