@@ -106,7 +106,7 @@ def draw_convergence(panel: Panel, rule: Rule) -> Figure:
         if curve is None:
             continue
         rounds, means, lows, highs = curve
-        colour, line = _ink(place)
+        colour, line = ink(place)
         axes.plot(rounds, means, color=colour, linestyle=line, linewidth=1.2, label=series.label)
         if len(series.used) > 1:
             axes.fill_between(rounds, lows, highs, color=colour, alpha=0.15, linewidth=0)
@@ -129,7 +129,7 @@ def draw_clients(panel: Panel, rule: Rule) -> Figure:
         found = [series.summary(rule, name) for name in names]
         at = [number + (place - (len(panel.series) - 1) / 2) * width for number in range(len(names))]
         heights = [100 * summary.mean if summary else 0.0 for summary in found]
-        axes.bar(at, heights, width * 0.92, color=_ink(place)[0], label=series.label)
+        axes.bar(at, heights, width * 0.92, color=ink(place)[0], label=series.label)
         known = [
             (x, 100 * one.mean, 100 * (one.mean - one.low))
             for x, one in zip(at, found, strict=True)
@@ -155,7 +155,7 @@ def draw_differences(panel: Panel, rule: Rule) -> Figure:
     names = [textwrap.fill(one.series.label, 22, break_long_words=False) for one in compared]
     figure, axes = _column(0.9 + max(sum(0.14 + 0.11 * len(name.splitlines()) for name in names), 0.5))
     for row, one in enumerate(compared):
-        colour = _ink(places[one.series])[0]
+        colour = ink(places[one.series])[0]
         found = one.difference
         if found.low is not None and found.high is not None:
             axes.plot((100 * found.low, 100 * found.high), (row, row), color=colour, linewidth=1.5)
@@ -184,7 +184,8 @@ def _column(height: float, width: float = 3.4) -> tuple[Figure, Axes]:
     return figure, figure.subplots()
 
 
-def _ink(place: int) -> tuple[str, str]:
+def ink(place: int) -> tuple[str, str]:
+    """The colour and the line of one of several methods."""
     return COLOURS[place % len(COLOURS)], LINES[place // len(COLOURS) % len(LINES)]
 
 

@@ -1,23 +1,28 @@
-"""A table's convergence curves, drawn as the report draws them."""
+"""A table's pictures: convergence curves, drawn as the report draws them, and its figure, where the paper has one."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fedfa.files import beside
 from fedfa.report.entry import Entry
 from fedfa.report.figures import draw_convergence, style
 from fedfa.report.study import Panel
 from fedfa.report.study import Series as Drawn
+from fedfa.reproduce.against import draw_against
 from fedfa.reproduce.results import Results, Row
 from fedfa.reproduce.table import suffix
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 
 def draw(results: Results, stem: Path) -> list[Path]:
-    """A picture of the curves of every group, where matplotlib is there. Tables of costs have no curves, and in those
-    of unseen clients a row has several."""
+    """A picture of the curves of every group, and the table's figure, where matplotlib is there. Tables of costs have
+    no curves, and in those of unseen clients a row has several."""
     if find_spec("matplotlib") is None or results.table.kind == "cost" or results.table.held_out:
         return []
     drawn = []
@@ -25,11 +30,19 @@ def draw(results: Results, stem: Path) -> list[Path]:
         panel = _panel(results.table.titled(group), rows)
         if not panel.series:
             continue
-        path = stem.with_name(f"{stem.name}{suffix(group)}-curves.png")
-        with style(8), beside(path) as part:
-            draw_convergence(panel, results.rule).savefig(part, format="png")
-        drawn.append(path)
+        with style(8):
+            drawn.append(_save(draw_convergence(panel, results.rule), stem, f"{suffix(group)}-curves"))
+    with style(8):
+        if (figure := draw_against(results)) is not None:
+            drawn.append(_save(figure, stem, "-figure"))
     return drawn
+
+
+def _save(figure: Figure, stem: Path, ending: str) -> Path:
+    path = stem.with_name(f"{stem.name}{ending}.png")
+    with beside(path) as part:
+        figure.savefig(part, format="png")
+    return path
 
 
 def _panel(title: str, rows: Sequence[Row]) -> Panel:

@@ -20,6 +20,8 @@ from fedfa.registry import nearest
 from fedfa.statistics import Rule
 
 Settings = dict[str, Any]
+GROUPS = "groups"
+"""What a figure has along its axis where that is not a setting: the table's groups."""
 
 
 class Variant(BaseModel):
@@ -66,6 +68,8 @@ class Table(BaseModel):
     """What the table is called as it stands, beside its variants."""
     variants: dict[str, Variant] = {}
     notes: tuple[str, ...] = ()
+    against: dict[str, str] = {}
+    """What the table's figure has along its axes: titles, and the settings in which rows differ, or `groups`."""
 
     @model_validator(mode="after")
     def _makes_sense(self) -> Table:
@@ -86,6 +90,9 @@ class Table(BaseModel):
         given = [self.settings, *rows.values(), *groups.values(), *(one.settings for one in self.variants.values())]
         if any("seed" in settings for settings in given):
             raise ValueError("seed is not a setting of a table: seeds says how many, from 0 on")
+        varied = {setting for setting in self.against.values() if setting == GROUPS or _varied(setting, rows)}
+        if unknown := sorted({*self.against.values()} - varied):
+            raise ValueError(f"against: no two rows differ in {unknown[0]!r}")
         if self.held_out and any("held_out" in settings for settings in given):
             raise ValueError("held_out is said for the table: no settings may say it once more")
         return self
@@ -107,6 +114,15 @@ class Table(BaseModel):
     def runs(self) -> int:
         """How many runs it takes."""
         return len(self.rows) * len(self.groups) * max(len(self.held_out), 1) * self.seeds
+
+
+def _varied(setting: str, rows: Mapping[str, Settings]) -> bool:
+    """Whether rows name a setting with several values."""
+    where, _, key = setting.rpartition(".")
+    given = (row.get(where) if where else row for row in rows.values())
+    inside = [holder.get(key) for holder in given if isinstance(holder, Mapping)]
+    values = {str(value) for value in (*inside, *(row.get(setting) for row in rows.values())) if value is not None}
+    return len(values) > 1
 
 
 def suffix(group: str) -> str:

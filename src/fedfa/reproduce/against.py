@@ -1,0 +1,140 @@
+"""Figures with a setting along their axis, as the paper has them of p and α, and of the share of training samples."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from fedfa.experiment import COSMETIC, Experiment
+from fedfa.report.beside import METHODS
+from fedfa.report.figures import INSIDE, ink
+from fedfa.reproduce.results import AVERAGE, Results
+from fedfa.reproduce.table import GROUPS
+from fedfa.statistics import LEVEL, Difference, Summary
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True)
+class Point:
+    """A method's number at one place of the axis, its difference to the reference, and the paper's number."""
+
+    at: str
+    found: Summary
+    difference: Difference | None
+    paper: float | None = None
+
+
+@dataclass(frozen=True)
+class Part:
+    """One axis of a figure: what stands along it, in order, and a line of points for each method. The reference, where
+    the setting does not concern it, is the same all along."""
+
+    title: str
+    places: tuple[str, ...]
+    lines: Mapping[str, Sequence[Point]]
+    level: float | None = None
+    """The reference's mean."""
+
+
+def parts(results: Results) -> list[Part]:
+    """What the table's figure shows: for each of its axes the rows that differ in nothing else."""
+    made = [
+        _by_group(results, title) if setting == GROUPS else _by_setting(results, title, setting)
+        for title, setting in results.table.against.items()
+    ]
+    return [part for part in made if part.lines]
+
+
+def _by_group(results: Results, title: str) -> Part:
+    lines: dict[str, list[Point]] = {}
+    for group, rows in results.groups.items():
+        paper = results.table.paper_of(group)
+        for row in rows:
+            if (found := row.get(results.rule, AVERAGE)) is not None:
+                known = None if paper is None else paper.average(row.series.name)
+                lines.setdefault(row.series.name, []).append(Point(group, found, row.difference, known))
+    return Part(title, tuple(results.groups), lines)
+
+
+def _by_setting(results: Results, title: str, setting: str) -> Part:
+    """Rows whose experiments differ in one setting alone are a line; rows by themselves are none."""
+    by_rest: dict[str, list[tuple[Any, str, Point]]] = {}
+    level = None
+    for row in (row for rows in results.groups.values() for row in rows):
+        found = row.get(results.rule, AVERAGE)
+        if found is None:
+            continue
+        experiment = row.series.cells[0].experiment
+        value, rest = _without(experiment, setting)
+        if value is not None:
+            name = METHODS.get(experiment.algorithm["name"], experiment.algorithm["name"])
+            by_rest.setdefault(rest, []).append((value, name, Point(f"{value:g}", found, row.difference)))
+        elif row.series.name == results.table.first:
+            level = found.mean
+    lines: dict[str, list[Point]] = {}
+    values: set[Any] = set()
+    for members in by_rest.values():
+        found_at = {value: point for value, _, point in sorted(members, key=lambda member: member[0])}
+        if len(found_at) > 1:
+            lines[members[0][1]] = list(found_at.values())
+            values |= found_at.keys()
+    return Part(title, tuple(f"{value:g}" for value in sorted(values)), lines, level)
+
+
+def _without(experiment: Experiment, setting: str) -> tuple[Any, str]:
+    """An experiment's value of a setting, None where it has none, and all of the rest as one text."""
+    plain = experiment.model_dump(mode="json", exclude=COSMETIC | {"name", "seed"})
+    where, _, key = setting.rpartition(".")
+    holder = plain.get(where, {}) if where else plain
+    return holder.pop(key, None), json.dumps(plain, sort_keys=True)
+
+
+def draw_against(results: Results) -> Figure | None:
+    """The figure: means over seeds, with the intervals of their differences to the reference, which are paired and so
+    closer than those of means; and the paper's numbers, where it has any, as open circles."""
+    from matplotlib.figure import Figure
+
+    shown, first = parts(results), results.table.first
+    if not shown:
+        return None
+    many = max(len(part.lines) for part in shown) > INSIDE
+    figure = Figure(figsize=(3.4 * len(shown) + 1.2 * many, 3.4 if many else 2.8), dpi=300, layout="constrained")
+    for axes, part in zip(figure.subplots(1, len(shown), squeeze=False, sharey=True)[0], shown, strict=True):
+        _draw(axes, part, first)
+    figure.axes[0].set_ylabel(f"test {results.metric}, %")
+    told = f"bars: {100 * LEVEL:.0f} % intervals of the differences to {first}, paired by seed"
+    printed = any(point.paper is not None for part in shown for points in part.lines.values() for point in points)
+    figure.supxlabel(f"{told}; circles: the paper's single runs" if printed else told, size=7)
+    inks, names = figure.axes[0].get_legend_handles_labels()
+    if many:
+        figure.legend(inks, names, fontsize=7, loc="outside right center")
+    else:
+        figure.legend(inks, names, fontsize=7, loc="outside upper center", ncols=len(names))
+    return figure
+
+
+def _draw(axes: Axes, part: Part, first: str) -> None:
+    places = {at: number for number, at in enumerate(part.places)}
+    if part.level is not None:
+        axes.axhline(100 * part.level, color="#555555", linestyle="--", linewidth=1, label=first)
+    for number, (name, points) in enumerate(part.lines.items()):
+        colour, line = ink(number)
+        aside = 0.05 * (number - (len(part.lines) - 1) / 2)
+        at = [places[point.at] + aside for point in points]
+        means = [100 * point.found.mean for point in points]
+        axes.plot(at, means, color=colour, linestyle=line, marker="o", markersize=3, linewidth=1.2, label=name)
+        for x, mean, point in zip(at, means, points, strict=True):
+            if point.difference is not None and point.difference.interval is not None:
+                ends = [mean + 100 * (end - point.difference.mean) for end in point.difference.interval]
+                axes.plot((x, x), ends, color=colour, linewidth=0.8, alpha=0.6)
+            if point.paper is not None:
+                axes.plot(x, point.paper, "o", color=colour, markersize=4, markerfacecolor="none", linewidth=0)
+    axes.set_xticks(range(len(part.places)), part.places)
+    axes.set_xlabel(part.title)
+    axes.margins(x=0.08)
+    axes.grid(axis="y", alpha=0.3)
