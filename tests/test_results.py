@@ -53,7 +53,7 @@ FUSION = "FedAvg,direct fusion,total,FedFA, corrected,FedFA, kept,FedFA, release
             ["office-main-plain", "office-fedmix-plain"],
         ),
         ("pacs-main", ["pacs-main"], ["pacs-main"]),
-        ("office-cost", ["office-cost", "--rounds", "3", "--seeds", "1"], ["office-cost"]),
+        ("office-cost-rounds-3", ["office-cost", "--rounds", "3", "--seeds", "1"], ["office-cost"]),
         ("cifar10-dir0.6", ["cifar10-dir0.6", "--only", "FedFA"], ["cifar10-dir0.6"]),
         ("cifar10-dir0.3", ["cifar10-dir0.3", "--only", "FedFA", "--seeds", "1"], ["cifar10-dir0.3"]),
         ("cifar10-dir0.6-text", ["cifar10-dir0.6", "--variant", "text", "--only", "FedFA"], ["cifar10-dir0.6-text"]),
@@ -154,7 +154,7 @@ def test_pages_quote_the_tables() -> None:
         assert f"| {' | '.join([*row[:6], *row[-4:]])} |" in page
     for row in (*cells("cifar10-dir0.6").values(), *cells("cifar10-dir0.3").values()):
         assert f"| {' | '.join([*row[:6], *row[7:]])} |" in page
-    for row in cells("office-cost").values():
+    for row in cells("office-cost-rounds-3").values():
         assert f"| {' | '.join([row[0], *row[2:]])} |" in page
     for row in cells("pacs-main").values():
         assert f"| {' | '.join(row[:11])} |" in page

@@ -359,16 +359,64 @@ def test_a_run_without_validation_data_has_no_best(play: Play) -> None:
 DAMAGE = {"empty": lambda data: b"", "cut": lambda data: data[: len(data) // 2], "noise": lambda data: b"\x00" * 64}
 
 
+class Told(Watcher):
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def noticed(self, line: str) -> None:
+        self.lines.append(line)
+
+
 @pytest.mark.parametrize("kind", DAMAGE)
-def test_a_damaged_checkpoint(play: Play, kind: str) -> None:
-    run = play(rounds=4, checkpoint_every=2)
+@pytest.mark.parametrize("settings", [{}, {"momentum": 0.9, "optimizer_state": "kept"}], ids=["fresh", "kept"])
+def test_a_damaged_checkpoint_is_passed_over(
+    play: Play, assert_same: Callable[[Run, Run], None], kind: str, settings: dict[str, Any]
+) -> None:
+    settings = {"rounds": 6, "checkpoint_every": 2, **settings}
+    straight = play("straight", **settings)
+    run = play(**settings)
+    path = run.folder / "checkpoints" / "round-00006.safetensors"
+    for damaged, start in (([6], 4), ([4, 6], 0)):
+        (run.folder / "done").unlink()
+        for round in damaged:
+            file = path.with_name(f"round-{round:05d}.safetensors")
+            file.write_bytes(DAMAGE[kind](file.read_bytes()))
+        told = Told()
+        assert_same(fedfa.resume(run.folder, watcher=told), straight)
+        assert Run(run.folder).provenance["resumed"][-1]["round"] == start
+        assert len(told.lines) == len(damaged)
+        assert re.fullmatch(rf"{path} is damaged \(.+\): it is passed over, and what .* is played again", told.lines[0])
+
+
+def test_a_damaged_checkpoint_does_not_push_out_a_whole_one(play: Play) -> None:
+    """It would be among the last few that are kept, until its round is played."""
+
+    class Stop(Watcher):
+        def round_started(self, round: int, clients: Any) -> None:
+            if round == 4:
+                raise KeyboardInterrupt
+
+    run = play(rounds=4, checkpoint_every=1, keep_checkpoints=2)
     (run.folder / "done").unlink()
-    path = run.folder / "checkpoints" / "round-00004.safetensors"
-    path.write_bytes(DAMAGE[kind](path.read_bytes()))
-    with pytest.raises(UserError) as caught:
+    (run.folder / "checkpoints" / "round-00004.safetensors").write_bytes(b"")
+    (run.folder / "checkpoints" / "round-00003.safetensors").write_bytes(b"")
+    with pytest.raises(KeyboardInterrupt):
+        fedfa.resume(run.folder, watcher=Stop())
+    latest = run.latest()
+    assert latest is not None and latest[0].round == 3
+
+
+def test_a_checkpoint_that_cannot_be_read_now_is_not_given_up(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = play(rounds=2, checkpoint_every=1)
+    (run.folder / "done").unlink()
+
+    def refused(path: Path) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr("fedfa.runs.read_tensors", refused)
+    with pytest.raises(UserError, match=r"round-00002.safetensors cannot be read: .*Input/output error"):
         fedfa.resume(run.folder)
-    assert "\n" not in str(caught.value)
-    assert re.fullmatch(rf"{path} is damaged \(.+\): delete it to go on from the one before", str(caught.value))
+    assert run.rounds == 2 and run.restarts() == [1, 2]
 
 
 @pytest.mark.parametrize("settings", [{}, {"momentum": 0.9, "optimizer_state": "kept"}], ids=["fresh", "kept"])

@@ -24,6 +24,9 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+MOST_SEEDS = 1000
+"""More are a slip of the finger: their runs alone would take a minute to lay out."""
+
 Root = Annotated[Path, typer.Option("--out", "-o", help="Folder that run folders are made in.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the result alone.")]
 
@@ -130,7 +133,7 @@ def reproduce(
     ] = None,
     only: Annotated[str, typer.Option("--only", metavar="ROW,…", help="These rows, and the reference row.")] = "",
     seeds: Annotated[
-        int | None, typer.Option("--seeds", min=1, help="Seeds 0 to N − 1 instead of the table's.")
+        int | None, typer.Option("--seeds", min=1, max=MOST_SEEDS, help="Seeds 0 to N − 1 instead of the table's.")
     ] = None,
     data: Annotated[Path | None, typer.Option("--data", help="The data set's folder, or one that holds it.")] = None,
     rounds: Annotated[int | None, typer.Option("--rounds", min=1, help="Rounds instead of the table's.")] = None,
@@ -182,7 +185,9 @@ def tune(
     target: Annotated[str, typer.Argument(help="A table's name, a built-in experiment or a TOML file of either.")],
     overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="For all runs.")] = None,
     trials: Annotated[int, typer.Option("--trials", min=1, help="For every row, its own settings included.")] = 8,
-    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Seeds that a trial is judged over.")] = 1,
+    seeds: Annotated[
+        int, typer.Option("--seeds", min=1, max=MOST_SEEDS, help="Seeds that a trial is judged over.")
+    ] = 1,
     search_seed: Annotated[int, typer.Option("--search-seed", help="Of the settings that are drawn.")] = 0,
     only: Annotated[str, typer.Option("--only", metavar="ROW,…", help="These rows, and the reference row.")] = "",
     variant: Annotated[str, typer.Option("--variant", help="Another reading, where paper and code differ.")] = "",

@@ -14,6 +14,10 @@ class Busy(UserError):
     """Another process is at work on it."""
 
 
+class Damaged(UserError):
+    """A file of ours is not what was written."""
+
+
 def some(names: Sequence[str], most: int = 3) -> str:
     """The first few of the names, and how many more there are: for one line."""
     more = f" and {len(names) - most} more" if len(names) > most else ""

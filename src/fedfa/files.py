@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -17,6 +18,8 @@ from torch import Tensor
 def beside(path: Path, durable: bool = True) -> Iterator[Path]:
     """A place to write a file's content to, so that a reader, or a crash, sees the old content or the new, never a
     part. Unless `durable`, a power cut may still lose it; see :func:`make_durable`."""
+    if path.exists() and not path.is_file() and not path.is_dir():  # a rename would put a file in the device's place
+        raise OSError(errno.EINVAL, "it is a device or a pipe, not a file", str(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:

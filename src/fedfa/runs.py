@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import cached_property
@@ -18,7 +18,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fedfa.errors import Busy, UserError
+from fedfa.errors import Busy, Damaged, UserError
 from fedfa.experiment import Experiment, load
 from fedfa.files import locked, read_meta, read_tensors, write_tensors, write_text
 from fedfa.server import Record
@@ -103,10 +103,11 @@ class Run:
             file.write(json.dumps({**record.as_json(), "seconds": round(seconds, 4)}) + "\n")
 
     def truncate(self, round: int) -> None:
-        """Drop the records and traces of rounds after the given one: they are about to be played again."""
+        """Drop what there is of rounds after the given one: they are about to be played again. A later checkpoint,
+        which nothing goes on from, would be counted as one of the last few."""
         kept = [json.dumps(line) for line in self._lines() if line["round"] <= round]
         write_text(self.folder / "metrics.jsonl", "".join(f"{line}\n" for line in kept))
-        for path in self._traces():
+        for path in (*self._traces(), *self._checkpoints()):
             if _round(path) > round:
                 path.unlink()
 
@@ -153,16 +154,23 @@ class Run:
     def checkpoint_best(self, server: ServerState, best: float) -> None:
         self._write("best", server, best)
 
-    def latest(self) -> tuple[ServerState, float | None] | None:
+    def latest(self, tell: Callable[[str], None] | None = None) -> tuple[ServerState, float | None] | None:
         """The newest checkpoint's state, with the best validation metric until then; None if there is none. One
-        whose rounds are not all on record, as after a power cut, is passed over."""
+        whose rounds are not all on record, as after a power cut, is passed over, and so is a damaged one, of which
+        `tell` hears."""
         recorded = 0
         for line in self._lines():
             if line["round"] != recorded + 1:
                 break
             recorded += 1
         known = [path for path, round in zip(self._checkpoints(), self.restarts(), strict=True) if round <= recorded]
-        return self.load(known[-1]) if known else None
+        for path in reversed(known):
+            try:
+                return self.load(path)
+            except Damaged as damaged:
+                if tell is not None:
+                    tell(f"{damaged}: it is passed over, and what came after the one before it is played again")
+        return None
 
     def best(self) -> ServerState | None:
         """The server's state after the round that did best on validation data."""
@@ -179,8 +187,10 @@ class Run:
                 part, _, rest = name.partition("/")
                 parts[part][rest] = tensor
             return ServerState(meta["round"], meta["population"], **parts), meta["best"]
+        except (OSError, MemoryError) as error:  # it may be whole all the same
+            raise UserError(f"{path} cannot be read: {error}") from None
         except Exception as error:  # whatever a damaged file gives
-            raise UserError(f"{path} is damaged ({error}): delete it to go on from the one before") from None
+            raise Damaged(f"{path} is damaged ({error})") from None
 
     def _write(self, name: str, server: ServerState, best: float | None) -> None:
         parts = {"model": server.model, "memory": server.memory, "centres": server.centres}

@@ -350,7 +350,8 @@ def is_traced(round: int, rounds: int) -> bool:
 
 def _play(run: Run, watcher: Watcher, parts: Parts, engine: Engine, memory: Memory, device: torch.device) -> Run:
     config, plan = run.experiment, parts.plan
-    latest = run.latest()
+    passed_over: list[str] = []
+    latest = run.latest(passed_over.append)
     if latest is None:
         server, best = first_state(parts.model, parts.algorithm, len(plan.clients)).to(device), None
     else:
@@ -364,7 +365,7 @@ def _play(run: Run, watcher: Watcher, parts: Parts, engine: Engine, memory: Memo
         run.keep_profile(profile(parts.federation))
     started, peak = time.perf_counter(), Peak(device)
     watcher.run_started(run, server.round)
-    for line in run.provenance.get("notices", ()):
+    for line in (*passed_over, *run.provenance.get("notices", ())):
         watcher.noticed(line)
     unsaved: ServerState | None = None
     training: int | None = None

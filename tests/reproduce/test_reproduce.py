@@ -17,10 +17,16 @@ import pytest
 from typer.testing import CliRunner
 
 from fedfa.cli import app
+from fedfa.reproduce.play import changes, file_name
 from fedfa.reproduce.render import _parts
+from fedfa.reproduce.table import Choice, find_table
 from fedfa.runs import find_run
 
 SMALL = ["--seeds", "2", "--rounds", "3", "split.fraction=0.2", "device=cpu"]
+CALLED = "digit-sites-rounds-3-split.fraction-0.2"
+"""What its files are called."""
+ONE = "rounds-1-split.fraction-0.1"
+"""What those of the smallest runs have in their names."""
 
 
 def fedfa(*words: Any, code: int = 0) -> str:
@@ -50,7 +56,7 @@ def test_list_of_tables() -> None:
 
 
 def test_the_table_and_its_files(whole: Path) -> None:
-    found = rows(whole / "tables" / "digit-sites.csv")
+    found = rows(whole / "tables" / f"{CALLED}.csv")
     assert [row["row"] for row in found] == ["FedAvg", "FedProx", "FedFA"]
     assert all(row["seeds"] == row["of"] == "2" for row in found)
     clients = ("fax", "phone", "scanner", "tablet")
@@ -65,10 +71,10 @@ def test_the_table_and_its_files(whole: Path) -> None:
     for row in others:
         gained = float(row["average"]) - float(first["average"])
         assert float(row["difference"]) == pytest.approx(gained, abs=1e-3)
-    markdown = (whole / "tables" / "digit-sites.md").read_text()
+    markdown = (whole / "tables" / f"{CALLED}.md").read_text()
     assert "by the rule 'last round'" in markdown and "| FedFA | 2 |" in markdown
-    assert r"\toprule" in (whole / "tables" / "digit-sites.tex").read_text()
-    curves = rows(whole / "tables" / "digit-sites-curves.csv")
+    assert r"\toprule" in (whole / "tables" / f"{CALLED}.tex").read_text()
+    curves = rows(whole / "tables" / f"{CALLED}-curves.csv")
     assert {(row["row"], row["split"], row["round"]) for row in curves} >= {
         ("FedFA", "test", "3"),
         ("FedAvg", "loss", "1"),
@@ -84,7 +90,8 @@ def test_a_second_time_nothing_is_run(whole: Path) -> None:
 
 def test_the_same_table_from_summaries_alone(whole: Path, tmp_path: Path) -> None:
     fedfa("digit-sites", *SMALL, "--table-only", "--from", whole / "summaries", "-o", tmp_path)
-    for name in ("digit-sites.csv", "digit-sites.md", "digit-sites.tex", "digit-sites-curves.csv"):
+    for ending in (".csv", ".md", ".tex", "-curves.csv"):
+        name = f"{CALLED}{ending}"
         assert (tmp_path / "tables" / name).read_text() == (whole / "tables" / name).read_text()
     (first, *_) = (whole / "summaries").glob("*.json")
     assert str(whole) not in first.read_text()
@@ -99,7 +106,7 @@ def test_missing_runs_are_shown_as_missing(whole: Path, tmp_path: Path) -> None:
     words = ["digit-sites", "--seeds", "3", *SMALL[2:], "--table-only", "--from", whole / "summaries", "-o", tmp_path]
     told = fedfa(*words)
     assert "3 of 9 runs are missing: 'FedAvg, seed 2'" in told
-    assert [(row["seeds"], row["of"]) for row in rows(tmp_path / "tables" / "digit-sites.csv")] == [("2", "3")] * 3
+    assert [(row["seeds"], row["of"]) for row in rows(tmp_path / "tables" / f"{CALLED}.csv")] == [("2", "3")] * 3
     told = fedfa("digit-sites", "--rounds", "4", "--table-only", "--from", whole / "summaries", "-o", tmp_path)
     assert "9 of 9 runs are missing" in told and re.search(r"FedFA +0/3 +missing", told)
 
@@ -108,9 +115,9 @@ def test_rules_and_rows(whole: Path, tmp_path: Path) -> None:
     words = ["digit-sites", *SMALL, "--table-only", "--from", whole, "-o", tmp_path]
     told = fedfa(*words, "--rule", "best", "--only", "fedfa")
     assert "by the rule 'best by validation'" in told and "FedProx" not in told
-    best = {row["row"]: row["average"] for row in rows(tmp_path / "tables" / "digit-sites.csv")}
+    best = {row["row"]: row["average"] for row in rows(tmp_path / "tables" / f"{CALLED}.csv")}
     fedfa(*words)
-    last = {row["row"]: row["best_by_val"] for row in rows(tmp_path / "tables" / "digit-sites.csv")}
+    last = {row["row"]: row["best_by_val"] for row in rows(tmp_path / "tables" / f"{CALLED}.csv")}
     assert best["FedFA"] == last["FedFA"]
 
 
@@ -127,7 +134,8 @@ def test_interrupted_and_continued_to_the_same_table(
         assert re.search(r"stopped; \d of these \d runs are done: the same command goes on", told)
         assert "Traceback" not in told
     fedfa(*words[4:])
-    for name in ("digit-sites.csv", "digit-sites.md", "digit-sites.tex"):
+    for ending in (".csv", ".md", ".tex"):
+        name = f"{CALLED}{ending}"
         assert (tmp_path / "tables" / name).read_text() == (whole / "tables" / name).read_text()
 
 
@@ -149,7 +157,7 @@ def test_unseen_clients(tmp_path: Path) -> None:
     ]
     told = fedfa(*words, "-o", tmp_path)
     assert "on clients that did not take part" in told
-    found = rows(tmp_path / "tables" / "digit-sites-unseen.csv")
+    found = rows(tmp_path / "tables" / f"digit-sites-unseen-{ONE}.csv")
     assert [row["row"] for row in found] == ["FedAvg", "FedFA"]
     for row in found:
         assert float(row["gap"]) == pytest.approx(float(row["seen"]) - float(row["average"]), abs=1e-3)
@@ -157,11 +165,20 @@ def test_unseen_clients(tmp_path: Path) -> None:
         assert float(row["average"]) == pytest.approx(sum(clients) / 4, abs=1e-3)
 
 
+def test_clients_that_settings_hold_out_are_marked(tmp_path: Path) -> None:
+    words = ["digit-sites", "held_out=fax", "--seeds", "1", "--rounds", "1", "--only", "FedFA", "split.fraction=0.1"]
+    told = " ".join(fedfa(*words, "device=cpu", "-o", tmp_path).split())
+    assert "fax (unseen)" in told and "fax took no part, and the average is of the others" in told
+    for row in rows(tmp_path / "tables" / f"digit-sites-held-out-fax-{ONE}.csv"):
+        seen = [float(row[name]) for name in ("phone", "scanner", "tablet")]
+        assert float(row["average"]) == pytest.approx(sum(seen) / 3, abs=1e-3) and float(row["fax"]) >= 0
+
+
 def test_costs_are_measured_in_processes_of_their_own(tmp_path: Path) -> None:
     words = ["digit-sites-cost", "--seeds", "1", "--only", "FedMix,FedFA", "--rounds", "3", "split.fraction=0.2"]
     told = fedfa(*words, "-o", tmp_path, "device=cpu")
     assert "÷ FedAvg" in told
-    found = {row["row"]: row for row in rows(tmp_path / "tables" / "digit-sites-cost.csv")}
+    found = {row["row"]: row for row in rows(tmp_path / "tables" / "digit-sites-cost-rounds-3-split.fraction-0.2.csv")}
     model = 4 * 62_006
     assert float(found["FedAvg"]["bytes_up"]) == float(found["FedAvg"]["bytes_down"]) >= model
     extra = float(found["FedFA"]["bytes_up"]) - float(found["FedAvg"]["bytes_up"])
@@ -247,7 +264,7 @@ def test_rows_of_two_metrics_are_no_table(tmp_path: Path) -> None:
 
 def test_a_mistake_leaves_a_table_as_it_was(whole: Path, tmp_path: Path) -> None:
     shutil.copytree(whole, tmp_path / "runs")
-    table = tmp_path / "runs" / "tables" / "digit-sites.md"
+    table = tmp_path / "runs" / "tables" / f"{CALLED}.md"
     before = table.read_text()
     fedfa("digit-sites", *SMALL, "held_out=nobody", "-o", tmp_path / "runs", code=2)
     fedfa("digit-sites", "--rounds", "4", "--table-only", "--from", tmp_path / "runs", "-o", tmp_path / "runs")
@@ -275,7 +292,7 @@ def test_what_is_tuned_is_not_changed_besides(tmp_path: Path) -> None:
     tuned.write_text('table = "digit-sites"\nvariant = "paper"\n[rows.FedAvg]\nlr = 0.1\n[rows.FedFA]\nlr = 0.2\n')
     words = ["digit-sites", "--only", "FedFA", "--tuned", tuned, "-o", tmp_path / "runs"]
     assert "lr: 0.1 was tuned for FedAvg: leave it out" in fedfa(*words, "lr=0.3", code=2)
-    for rows in ("rows = 3", "rows = [1]", "[rows]\nFedAvg = 3"):
+    for rows in ("rows = 3", "rows = [1]", "[rows]\nFedAvg = 3", "rounds = 'many'"):
         tuned.write_text(f'table = "digit-sites"\nvariant = "paper"\n{rows}\n')
         assert "is not a file of `fedfa tune`" in fedfa(*words, code=2)
 
@@ -315,7 +332,10 @@ def test_a_run_that_fails_ends_no_other(tmp_path: Path) -> None:
     )
     output = fedfa(table, "--rounds", "1", "split.fraction=0.1", "-o", tmp_path / "runs", code=2)
     assert "1 run failed, such as Bad, seed 0" in output and "no client 'nobody'" in output
-    assert [row["seeds"] for row in rows(tmp_path / "runs" / "tables" / "own.csv")] == ["1", "0"]
+    assert [row["seeds"] for row in rows(tmp_path / "runs" / "tables" / f"own-{ONE}.csv")] == [
+        "1",
+        "0",
+    ]
 
 
 def test_a_table_that_is_too_wide_comes_in_parts() -> None:
@@ -428,6 +448,23 @@ def test_a_precision_that_is_asked_for_is_what_runs_have(whole: Path, tmp_path: 
     assert "6 of 6 runs are missing" in fedfa(*words, "precision=bf16")
 
 
+def test_a_trial_leaves_the_whole_tables_files_as_they_are(whole: Path, tmp_path: Path) -> None:
+    """Files are named by what makes other numbers, and by nothing else."""
+    table = find_table("digit-sites")
+
+    def called(**overrides: Any) -> str:
+        choice = Choice(overrides=overrides)
+        return file_name(table, choice, changes(table, choice))
+
+    own = {"source.path": "/data", "device": "cpu", "lanes": 3, "rounds": 40}  # 40 is what it has
+    assert called() == called(**own) == "digit-sites"
+    assert called(rounds=3, **{"split.fraction": 0.2}, device="cpu") == CALLED
+    assert called(precision="bf16") == "digit-sites-precision-bf16", "which counts where it is said"
+    many = {"split.fraction": 0.25, "optimizer_state": "kept", "momentum": 0.95, "weight_decay": 0.0005, "clip": 1.5}
+    assert re.fullmatch(r"digit-sites-[0-9a-f]{8}", called(**many)) and called(**many) != called(**many, lr=0.02)
+    assert {path.name for path in (whole / "tables").glob("*.md")} == {f"{CALLED}.md"}
+
+
 def test_groups_have_files_of_their_own(tmp_path: Path) -> None:
     table = tmp_path / "own.toml"
     table.write_text(
@@ -438,7 +475,8 @@ def test_groups_have_files_of_their_own(tmp_path: Path) -> None:
     assert "no file was written" in fedfa(*words, "--table-only") and not (tmp_path / "tables").exists()
     fedfa(*words)
     made = {path.name for path in (tmp_path / "tables").iterdir() if path.suffix != ".png"}
-    assert made == {"own-slow.md", "own-slow.tex", "own-slow-1-6.csv", "own-slow-all.csv", "own-slow-curves.csv"}
+    endings = {".md", ".tex", "-1-6.csv", "-all.csv", "-curves.csv"}
+    assert made == {f"own-slow-{ONE}{ending}" for ending in endings}
 
 
 def test_rows_that_are_the_same_are_run_once(tmp_path: Path) -> None:
@@ -446,7 +484,7 @@ def test_rows_that_are_the_same_are_run_once(tmp_path: Path) -> None:
     table.write_text("title = 'Mine'\nbase = 'digit-sites'\nseeds = 1\n[rows]\nA = {}\nB = {}\n")
     told = fedfa(table, "--rounds", "1", "split.fraction=0.1", "device=cpu", "-o", tmp_path / "runs")
     assert "runs 0/1" in told
-    one, other = rows(tmp_path / "runs" / "tables" / "own.csv")
+    one, other = rows(tmp_path / "runs" / "tables" / f"own-{ONE}.csv")
     assert one["average"] == other["average"] and float(other["difference"]) == 0
 
 
@@ -458,7 +496,7 @@ def test_several_tables_share_their_runs(tmp_path: Path) -> None:
     small = ["--rounds", "1", "split.fraction=0.1", "device=cpu", "--summaries", tmp_path / "summaries"]
     told = fedfa(tmp_path / "first.toml", tmp_path / "second.toml", *small, "-o", tmp_path / "runs")
     assert "runs 0/3" in told and "first, FedAvg, seed 0" in told and "Mine, 1 round, with" in told
-    made = [rows(tmp_path / "runs" / "tables" / f"{name}.csv") for name in ("first", "second")]
+    made = [rows(tmp_path / "runs" / "tables" / f"{name}-{ONE}.csv") for name in ("first", "second")]
     assert made[0][0] == made[1][0] and [row["seeds"] for table in made for row in table] == ["1"] * 4
     assert len(list((tmp_path / "summaries").iterdir())) == 3
     (tmp_path / "more").mkdir()

@@ -102,7 +102,12 @@ def test_tuned_settings_are_used_and_kept_apart(tmp_path: Path) -> None:
     words = ["digit-sites", "--seeds", "1", "--only", "FedFA", *QUICK, "-o", tmp_path]
     assert "tuned on validation data" in command("reproduce", *words, "--tuned", path)
     assert "tuned on validation data" not in command("reproduce", *words)
-    assert {"digit-sites.md", "digit-sites-tuned.md"} <= {file.name for file in (tmp_path / "tables").iterdir()}
+    told = command("reproduce", *words, "--tuned", path, "rounds=2", "--table-only")
+    assert "tuned on validation data over 1 round, 2 rounds" in " ".join(told.split()), (
+        "which may not be what suits two"
+    )
+    names = {file.name for file in (tmp_path / "tables").glob("*.md")}
+    assert names == {"digit-sites-rounds-1-split.fraction-0.1.md", "digit-sites-tuned-rounds-1.md"}
 
 
 def test_the_command_that_is_printed_works(tmp_path: Path) -> None:
@@ -134,7 +139,7 @@ def test_an_experiment_is_a_table_of_one_row(tiny_file: Path) -> None:
 def test_settings_for_another_table_are_refused(tmp_path: Path) -> None:
     table, path = find_table("digit-sites"), tmp_path / "tuned.toml"
     path.write_text('table = "digit-sites"\nvariant = "paper"\n[rows.FedAvg]\nlr = 0.1\n')
-    assert read_tuned(path, table, "", ["FedAvg"]) == {"FedAvg": {"lr": 0.1}}
+    assert read_tuned(path, table, "", ["FedAvg"]) == ({"FedAvg": {"lr": 0.1}}, None)
     with pytest.raises(UserError, match="no settings for FedFA"):
         read_tuned(path, table, "", ["FedAvg", "FedFA"])
     with pytest.raises(UserError, match="tuned for variant 'paper', not 'code'"):

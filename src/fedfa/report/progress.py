@@ -218,6 +218,8 @@ def written(path: Path, write: Callable[[Path], Any]) -> None:
 
 def put(path: Path, write: Callable[[Path], Any]) -> None:
     """Write a file into a folder that need not be there yet; what goes wrong is the user's to put right."""
+    if path.is_dir():
+        raise UserError(f"cannot write {path}: it is a folder; name a file in it")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write(path)

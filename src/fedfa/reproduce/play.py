@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from fedfa.data.federation import fingerprint
 from fedfa.errors import UserError, some
-from fedfa.experiment import COSMETIC, Experiment
+from fedfa.experiment import Experiment
 from fedfa.paper import claims
 from fedfa.registries import Reader
 from fedfa.report.beside import single_runs
@@ -22,7 +24,7 @@ from fedfa.reproduce.pictures import draw
 from fedfa.reproduce.progress import Overall
 from fedfa.reproduce.render import curves_csv, show, tables, write_files
 from fedfa.reproduce.results import AVERAGE, Results, gather
-from fedfa.reproduce.summary import MACHINE, RunSummary, find_summaries, identity, summary_of, write_summary
+from fedfa.reproduce.summary import RunSummary, find_summaries, identity, summary_of, weighty, write_summary
 from fedfa.reproduce.table import (
     Cell,
     Choice,
@@ -35,11 +37,15 @@ from fedfa.reproduce.table import (
     find_table,
     lay_out,
     read_toml,
+    suffix,
     table_names,
 )
 from fedfa.runs import Run
 from fedfa.statistics import RULES, Rule
 from fedfa.together import run_together
+
+LONGEST = 80
+"""Letters of settings in a file's name; more are told by a hash."""
 
 
 @dataclass(frozen=True)
@@ -140,6 +146,12 @@ class _Planned:
     cells: list[Cell]
     rule: Rule
     known: _Known
+    tuned_over: int | None = None
+    """Rounds of the trials that settings come from, where these were given."""
+
+    @cached_property
+    def changed(self) -> dict[str, Any]:
+        return changes(self.table, self.choice)
 
     @property
     def apart(self) -> bool:
@@ -190,14 +202,14 @@ def _plan(name: str, overrides: dict[str, Any], wish: Wish) -> _Planned:
     only = split_names(wish.only)
     rows = chosen_rows(table, only)
     chosen_variant(table, wish.variant)  # before data are asked for
-    tuned = None if wish.tuned is None else read_tuned(wish.tuned, table, wish.variant, rows)
+    tuned, tuned_over = (None, None) if wish.tuned is None else read_tuned(wish.tuned, table, wish.variant, rows)
     where = {} if wish.table_only else find_data(table, wish.data)
     rounds = {} if wish.rounds is None else {"rounds": wish.rounds}
     choice = Choice(wish.seeds, only, wish.variant, {**where, **rounds, **overrides}, tuned)
     precisely = "precision" in overrides or any("precision" in settings for settings in table.rows.values())
     cells = lay_out(table, choice)
     known = _Known(wish.sources or tuple(filter(Path.is_dir, [wish.out])), precisely, not wish.table_only)
-    plan = _Planned(table, choice, cells, rule, known)
+    plan = _Planned(table, choice, cells, rule, known, tuned_over)
     missing = [] if wish.table_only else plan.missing()
     if missing:
         check_data(table, missing[0].experiment)
@@ -264,12 +276,17 @@ def _rule(asked: str, own: Rule) -> Rule:
     raise UserError(f"--rule is {', '.join(RULES)}, not {asked!r}")
 
 
-def read_tuned(path: Path, table: Table, variant: str, rows: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """The settings that `fedfa tune` has written for rows of a table."""
+def read_tuned(
+    path: Path, table: Table, variant: str, rows: Sequence[str]
+) -> tuple[dict[str, dict[str, Any]], int | None]:
+    """The settings that `fedfa tune` has written for rows of a table, and the rounds of its trials, if not the table's
+    own."""
     content = read_toml(path)
-    there = content.get("rows", {})
+    there, rounds = content.get("rows", {}), content.get("rounds")
     if not isinstance(there, dict) or not all(isinstance(settings, dict) for settings in there.values()):
         raise UserError(f"{path} is not a file of `fedfa tune`: [rows.NAME] has the settings of a row")
+    if not isinstance(rounds, int | None):
+        raise UserError(f"{path} is not a file of `fedfa tune`: rounds is a number")
     asked = {"table": table.name, "variant": variant or table.variant}
     for key, value in asked.items():
         if content.get(key) != value:
@@ -278,7 +295,7 @@ def read_tuned(path: Path, table: Table, variant: str, rows: Sequence[str]) -> d
     lacking = [row for row in rows if row not in found]
     if lacking:
         raise UserError(f"{path} has no settings for {some(lacking)}: a comparison is fair if all rows are tuned")
-    return {row: found[row] for row in rows}
+    return {row: found[row] for row in rows}, rounds
 
 
 def play_all(
@@ -325,12 +342,13 @@ def _make(results: Results, plan: _Planned, wish: Wish) -> None:
     table, choice, cells = plan.table, plan.choice, plan.cells
     variant = choice.variant if choice.variant not in ("", table.variant) else ""
     told = f", variant {variant!r} ({table.variants[variant].why})" if variant else ""
-    told += ", tuned on validation data" if choice.tuned is not None else ""
-    rounds = cells[0].experiment.rounds
-    told += f", {rounds} {'rounds' if rounds > 1 else 'round'}"
-    quiet = {"rounds", "source.path", *MACHINE, *COSMETIC}
-    changed = {key: value for key, value in choice.overrides.items() if key not in quiet}
-    told += f", with {', '.join(f'{key}={value}' for key, value in changed.items())}" if changed else ""
+    rounds = counted(cells[0].experiment.rounds)
+    if choice.tuned is not None:
+        over = counted(plan.tuned_over) if plan.tuned_over else "its own rounds" if "rounds" in plan.changed else rounds
+        told += f", tuned on validation data{f' over {over}' if over != rounds else ''}"
+    told += f", {rounds}"
+    others = [f"{key}={value}" for key, value in plan.changed.items() if key != "rounds"]
+    told += f", with {', '.join(others)}" if others else ""
     made = tables(results, told)
     notes = _notes(results, plan)
     for one in made:
@@ -338,14 +356,46 @@ def _make(results: Results, plan: _Planned, wish: Wish) -> None:
         print()
     for note in notes:
         print(note)
-    tuned = "tuned" if choice.tuned is not None else ""
-    stem = wish.out / "tables" / "-".join(part for part in (table.name, variant, tuned) if part)
+    stem = wish.out / "tables" / file_name(table, choice, plan.changed)
     if not any(series.runs for series in results.series):
         print("no run of it is there, so no file was written")
         return
     curves = curves_csv(results)
     written = [*write_files(stem, table.name, made, notes, curves), *draw(results, stem)]
     print(f"wrote {', '.join(str(path) for path in written)}")
+
+
+def counted(rounds: int) -> str:
+    return f"{rounds} {'rounds' if rounds > 1 else 'round'}"
+
+
+def changes(table: Table, choice: Choice) -> dict[str, Any]:
+    """Those of the settings asked for that make other runs of it than the table's own."""
+
+    def runs(overrides: dict[str, Any]) -> list[str]:
+        one = replace(choice, seeds=1, overrides=overrides)
+        return [identity(cell.experiment, precisely=True) for cell in lay_out(table, one)]
+
+    asked = weighty(choice.overrides)
+    asked |= {key: value for key, value in choice.overrides.items() if key == "precision"}  # which counts if it is said
+    found, whole = {}, runs(asked) if asked else []
+    for key, value in asked.items():
+        with contextlib.suppress(UserError):  # the others do not go without it
+            if runs({other: asked[other] for other in asked if other != key}) == whole:
+                continue
+        found[key] = value
+    return found
+
+
+def file_name(table: Table, choice: Choice, changed: Mapping[str, Any]) -> str:
+    """What a table's files are called: those of other settings have other names, so that a trial of two rounds does
+    not take the place of the whole table. Fewer rows or seeds are a part of the same one."""
+    variant = choice.variant if choice.variant not in ("", table.variant) else ""
+    tuned = "tuned" if choice.tuned is not None else ""
+    settings = "".join(suffix(f"{key}-{value}") for key, value in sorted(changed.items()))
+    if len(settings) > LONGEST:
+        settings = f"-{hashlib.sha256(settings.encode()).hexdigest()[:8]}"
+    return "-".join(part for part in (table.name, variant, tuned) if part) + settings
 
 
 def _notes(results: Results, plan: _Planned) -> list[str]:

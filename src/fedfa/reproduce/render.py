@@ -47,8 +47,9 @@ def _scores(
     rule, first = results.rule, results.table.first
     shown = results.columns if len(results.columns) <= MOST_CLIENTS else ()
     unseen, many = bool(results.table.held_out), 0 if shown else results.clients
+    absent = () if unseen else results.absent
     columns = [Column("", ("row",), numeric=False), Column("seeds", ("seeds", "of"))]
-    columns += [Column(client, _keys(client)) for client in shown]
+    columns += [Column(f"{client} (unseen)" if client in absent else client, _keys(client)) for client in shown]
     columns += [Column(AVERAGE, _keys(AVERAGE)), Column(LEVEL_TEXT, (f"{AVERAGE}_low", f"{AVERAGE}_high"))]
     if unseen:
         columns += [Column(key, _keys(key)) for key in (SEEN, GAP)]
@@ -77,6 +78,7 @@ def _scores(
         lines.append(line)
     what = f"on clients that did not take part, one held out after the other ({SEEN}: the others)" if unseen else ""
     what = f", {what}" if what else f", mean over {many} clients" if many else ""
+    what += f"; {', '.join(absent)} took no part, and the average is of the others" if absent else ""
     caption = (
         f"{title}{told}: test {results.metric}, %{what}. Mean ± standard deviation over "
         f"seeds and {LEVEL_TEXT} interval of the mean, by the rule '{TITLES[rule]}'; differences to {first} are paired "

@@ -117,6 +117,12 @@ class Results:
         return max((len(chosen.clients) for run in runs for chosen in _some(run)), default=0)
 
     @property
+    def absent(self) -> list[str]:
+        """Clients that settings hold out."""
+        held = (cell.experiment.held_out for series in self.series for cell in series.cells)
+        return sorted({name for names in held for name in names})
+
+    @property
     def data_sets(self) -> int:
         """How many sets of data the runs are of that are to be of one, as far as they tell."""
         found: dict[str, set[str]] = {}

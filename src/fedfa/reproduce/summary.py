@@ -75,6 +75,11 @@ def identity(experiment: Experiment, precisely: bool = False) -> str:
     return f"{name} {experiment.precision}" if precisely else name
 
 
+def weighty(overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Those that make other numbers: not where the data lie, nor what computes."""
+    return {key: value for key, value in overrides.items() if key not in {*MACHINE, *COSMETIC, "source.path"}}
+
+
 def summary_of(run: Run) -> RunSummary:
     """The summary of a run."""
     config = json.loads(json.dumps(run.config))

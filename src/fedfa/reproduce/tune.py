@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from fedfa.errors import UserError
-from fedfa.experiment import COSMETIC, Experiment, builtin_experiments, load
+from fedfa.experiment import Experiment, builtin_experiments, load
 from fedfa.files import write_text
 from fedfa.registry import nearest
 from fedfa.reproduce.play import complain, play_all, split_names, try_out
-from fedfa.reproduce.summary import MACHINE
+from fedfa.reproduce.summary import weighty
 from fedfa.reproduce.table import (
     Cell,
     Choice,
@@ -215,7 +215,8 @@ def _use(
 
 def _head(table: Table, search: Search, overrides: Settings) -> dict[str, Any]:
     """What was searched, and how."""
-    changed = {key: value for key, value in overrides.items() if key not in {*MACHINE, *COSMETIC, "source.path"}}
+    changed = weighty(overrides)
+    rounds = changed.pop("rounds", search.rounds)
     return {
         "table": table.name,
         "variant": search.variant or table.variant,
@@ -223,7 +224,7 @@ def _head(table: Table, search: Search, overrides: Settings) -> dict[str, Any]:
         "seeds": search.seeds,
         "search_seed": search.search_seed,
         "judged_by": f"validation data alone: mean over clients, over the last {LAST} rounds",
-        **({} if search.rounds is None else {"rounds": search.rounds}),
+        **({} if rounds is None else {"rounds": rounds}),
         **({"settings": changed} if changed else {}),
     }
 
@@ -231,7 +232,7 @@ def _head(table: Table, search: Search, overrides: Settings) -> dict[str, Any]:
 def _common(table: Table, search: Search, overrides: Settings) -> Settings:
     """What all trials had of the command line, which what was found belongs to; but for the number of rounds."""
     settings: Settings = _head(table, search, overrides).get("settings", {})
-    return {key: value for key, value in settings.items() if key != "rounds"}
+    return settings
 
 
 def _beside(path: Path, table: Table, search: Search, overrides: Settings) -> dict[str, dict[str, Any]]:
