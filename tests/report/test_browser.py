@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from studies import many_runs
+from studies import entry, many_runs, study
 
 import fedfa
 from fedfa import Run
@@ -374,4 +374,24 @@ def test_many_runs_are_drawn(visit: Visits, tmp_path: Path) -> None:
     assert seen.chart("curves").locator("path.curve").count() == 10
     seen.page.get_by_label("Filter methods").first.fill("fedav")
     assert seen.page.locator('[data-chart="curves"] path.curve').count() == 2  # fedavg and fedavgm
+    assert seen.said == []
+
+
+def test_what_is_folded_is_drawn_when_it_is_opened(visit: Visits, tmp_path: Path) -> None:
+    """Of a long report, which its contents lead through."""
+    scores = [{"amazon": 0.5, "dslr": 0.6}, {"amazon": 0.55, "dslr": 0.7}]
+    runs = [entry(scores, **{"split.fraction": share / 10}) for share in range(1, 6)]
+    runs += [entry(scores, seed, held_out=(name,)) for name in ("amazon", "dslr") for seed in (0, 1)]
+    path = tmp_path / "long.html"
+    path.write_text(page(study(*runs)), "utf-8")
+    seen = visit(file=path, width=PHONE)
+    seen.page.get_by_role("region", name="Contents").get_by_role("link").nth(4).click()
+    assert seen.page.url.endswith("#panel-4")
+    folded = seen.page.locator("#panel-6")
+    curves = folded.locator('[data-chart="curves"] path.curve')
+    assert curves.count() == 0
+    folded.get_by_text("Its results, curves and costs").click()
+    curves.first.wait_for()
+    assert curves.count() == 1  # of the one method
+    assert seen.page.evaluate("document.documentElement.scrollWidth") == PHONE
     assert seen.said == []

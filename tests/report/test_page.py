@@ -134,6 +134,26 @@ def test_the_lead_says_no_more_than_the_numbers() -> None:
     assert "fedfa has the highest mean, 61.1 % (95 % interval 58.4 to 63.9, 3 seeds) of test accuracy" in text
     assert "Of 1 difference to fedavg, 1 has an interval without zero: fedfa (+10.1)." in text
     assert "(one seed: no interval)" in Elements(page(study(runs[0]))).text
+    lucky = entry(scores(0.9), algorithm="fedprox")
+    assert "fedfa has the highest mean, 61.1 %" in Elements(page(study(*runs, *better, lucky))).text
+
+
+def test_a_long_report_has_contents_and_folds_what_is_detail() -> None:
+    shares = [0.1, 0.2, 0.3, 0.4]
+    runs = [entry(scores(0.5 + share), seed, **{"split.fraction": share}) for share in shares for seed in range(10)]
+    runs += [entry(scores(0.5), held_out=(name,)) for name in ("amazon", "dslr")]
+    found = study(*runs)
+    text = page(found)
+    links = [given["href"] for name, given in Elements(text).found if name == "a" and given["href"] != "#main"]
+    assert links == [*["#contents", *(f"#panel-{place}" for place in range(5)), "#runs"],
+                     *(f"#panel-{place}" for place in range(5))]  # fmt: skip
+    panels = {given["id"] for name, given in Elements(text).found if name == "section" and "id" in given}
+    assert {link.removeprefix("#") for link in links} <= panels
+    assert [panel.within for panel in found.panels] == [False] * 5 + [True] * 2
+    assert text.count("Its results, curves and costs") == 2, "of those whose numbers are in another panel"
+    assert "office_caltech10 split.fraction=0.4<span>: 10 runs</span>" in text
+    short = page(study(*runs[:20]))
+    assert 'class="fold"' not in short and 'id="contents"' not in short
 
 
 def test_many_runs_make_a_small_page() -> None:

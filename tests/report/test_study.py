@@ -99,6 +99,53 @@ def test_what_others_are_compared_with_has_no_augmentation_and_most_seeds() -> N
     assert base.config["lr"] == 0.2 and len(base.used) == 2
 
 
+def test_names_say_what_is_not_usual() -> None:
+    """And where nothing is usual, all: with two learning rates neither goes without saying."""
+    (panel,) = study(
+        *(entry(scores(0.5), algorithm=name) for name in ("fedavg", "fedprox", "fedbn", "fedfa")),
+        entry(scores(0.5), algorithm="fedsam", optimizer="adam", lr=0.02),
+        entry(scores(0.5), algorithm="fedfa", **{"algorithm.p": 0.3}),
+    ).panels
+    assert [series.label for series in panel.series] == [
+        "fedavg", "fedbn", "fedfa p=0.3", "fedfa p=0.5", "fedprox", "fedsam optimizer=adam lr=0.02",
+    ]  # fmt: skip
+    assert panel.usual == ("optimizer=sgd", "lr=0.01")
+    (panel,) = study(entry(scores(0.5)), entry(scores(0.5), algorithm="fedfa", lr=0.02)).panels
+    assert [series.label for series in panel.series] == ["fedavg lr=0.01", "fedfa lr=0.02"] and panel.usual == ()
+    rates = [entry(scores(0.5), algorithm="fedfa", **{"algorithm.p": p}) for p in (0.1, 0.3, 0.5, 0.7, 0.9)]
+    kept = entry(scores(0.5), algorithm={"name": "fedfa", "statistics": "kept"})
+    (panel,) = study(*rates, kept).panels
+    assert "fedfa p=0.5 statistics=kept" in [series.label for series in panel.series]
+    assert panel.usual == ("fedfa statistics=paper",), "of an algorithm's settings it says whose they are"
+
+
+def test_a_setting_that_was_not_there_yet_has_its_default() -> None:
+    old = entry(scores(0.5), 0, algorithm="fedmix")
+    del old.config["algorithm"]["products"]
+    new = [entry(scores(0.5), 1, algorithm="fedmix"), entry(scores(0.5), 0, algorithm="fedmix", lr=0.02)]
+    (panel,) = study(old, *new).panels
+    assert [series.label for series in panel.series] == ["fedmix lr=0.01", "fedmix lr=0.02"]
+    assert [len(series.entries) for series in panel.series] == [2, 1]
+    assert "products" not in old.config["algorithm"], "what is shown is what was run"
+
+
+def test_a_single_run_is_not_the_best_where_others_have_seeds() -> None:
+    lucky = entry(scores(0.9), algorithm="fedprox")
+    (panel,) = study(entry(scores(0.5), 0), entry(scores(0.6), 1), lucky).panels
+    assert [series.label for series in panel.ranked] == ["fedavg"]
+    (panel,) = study(entry(scores(0.5), 0), lucky).panels
+    assert [series.label for series in panel.ranked] == ["fedavg", "fedprox"]
+
+
+def test_titles_of_a_report() -> None:
+    assert study(entry(scores(0.5))).title == "office_caltech10"
+    few = [entry(scores(0.5), **{"split.fraction": share}) for share in (0.25, 0.5)]
+    assert study(*few).title == "office_caltech10 split.fraction=0.25 · office_caltech10 split.fraction=0.5"
+    many = [*(entry(scores(0.5), **{"split.fraction": share / 10}) for share in range(1, 6))]
+    many.append(entry(scores(0.5), source={"name": "pacs", "path": "y"}))
+    assert study(*many).title == "office_caltech10 · pacs"
+
+
 def test_numbers_come_from_complete_runs_where_there_are_any() -> None:
     (panel,) = study(
         entry(scores(0.5, 0.6), seed=0), entry(scores(0.1), seed=1, done=False, rounds=2),

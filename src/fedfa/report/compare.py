@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,8 @@ from fedfa.runs import Run, find_run
 from fedfa.statistics import LAST, best_round, select, tested_rounds
 
 BARS = "▁▂▃▄▅▆▇█"
+NEARLY, FEW = 0.75, 3
+"""The share of configs, and how many at least, whose value of a setting is the usual one, which needs no saying."""
 
 
 @dataclass(frozen=True)
@@ -156,19 +158,39 @@ def labels(runs: Sequence[Run]) -> list[str]:
     return [f"{name} ({run.folder.name})" if name in twice else name for name, run in zip(names, runs, strict=True)]
 
 
-def told_apart(configs: Sequence[Mapping[str, Any]], first: str) -> list[str]:
-    """A name for each of some flat configs: its value of `first`, and the settings in which they differ. The settings
-    of an algorithm, or of another component, count only where configs with that same one differ in them."""
-    component = f"{first.partition('.')[0]}."
+def told_apart(configs: Sequence[Mapping[str, Any]], first: str, brief: bool = False) -> list[str]:
+    """A name for each of some flat configs: its value of `first`, and the settings in which they differ; if `brief`,
+    but for :func:`usual` ones. The settings of an algorithm, or of another component, count only where configs with
+    that same one differ in them."""
     names = []
     for config in configs:
-        told = []
-        for key, value in config.items():
-            others = [other.get(key) for other in _peers(key, config, configs) if other.get(key) != value]
-            if key != first and others:
-                told.append(f"{key.removeprefix(component).removesuffix('.name')}={_short(value, others)}")
+        told = [text for _, text, usual in _differing(config, configs, first) if not (brief and usual)]
         names.append(" ".join([str(config[first]), *told]))
     return names
+
+
+def usual(configs: Sequence[Mapping[str, Any]], first: str) -> list[str]:
+    """What those have whose brief names by :func:`told_apart` do not say it: the values that nearly all have."""
+    component = first.partition(".")[0]
+    found: dict[str, None] = {}
+    for config in configs:
+        for key, told, is_usual in _differing(config, configs, first):
+            if is_usual:
+                found[f"{config[first]} {told}" if key.partition(".")[0] == component else told] = None
+    return list(found)
+
+
+def _differing(
+    config: Mapping[str, Any], configs: Sequence[Mapping[str, Any]], first: str
+) -> Iterator[tuple[str, str, bool]]:
+    """The settings in which a config differs from others: key, how they are told, and whether nearly all have that
+    value."""
+    for key, value in config.items():
+        peers = _peers(key, config, configs)
+        others = [other.get(key) for other in peers if other.get(key) != value]
+        if key != first and others:
+            name = key.removeprefix(f"{first.partition('.')[0]}.").removesuffix(".name")
+            yield key, f"{name}={_short(value, others)}", len(peers) - len(others) >= max(NEARLY * len(peers), FEW)
 
 
 def _peers(key: str, config: Mapping[str, Any], configs: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

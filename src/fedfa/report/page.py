@@ -16,16 +16,21 @@ from fedfa.report.markup import Markup, escaped, joined, json_block, tag
 from fedfa.report.payload import payload
 from fedfa.report.study import Panel, Series, Study
 from fedfa.report.tables import costs, paper_by_client, results, signed
-from fedfa.statistics import TITLES
+from fedfa.statistics import TITLES, Summary
 
 MOST_SAMPLES = 50
 """Clients whose sample counts a run's provenance lists."""
+MOST_LINKS = 5
+"""Federations that the bar above is enough for."""
+MOST_OPEN = 40
+"""Runs that are listed; those of more are folded up, federation by federation."""
+KINDS = (None, "number", "number", "number", None)
+"""How the columns of the contents are set."""
 
 
 def page(study: Study, title: str | None = None) -> str:
     """The report as HTML."""
-    titles = [panel.title for panel in study.panels if not panel.within]
-    title = title or " · ".join(titles[:3] + ["…"] * (len(titles) > 3))
+    title = title or study.title
     style, script = _asset("page.css"), _asset("page.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
@@ -44,7 +49,7 @@ def page(study: Study, title: str | None = None) -> str:
         tag("a", "Skip to the results", href="#main", class_="skip"),
         _header(study, title),
         _navigation(study),
-        tag("main", tag("div", panels, _runs(study), class_="wide"), id="main"),
+        tag("main", tag("div", _contents(study), panels, _runs(study), class_="wide"), id="main"),
         tag("footer", tag("div", _footer(), class_="wide")),
         json_block(payload(study), "data"),
         tag("script", script),
@@ -69,15 +74,39 @@ def _header(study: Study, title: str) -> Markup:
 
 
 def _navigation(study: Study) -> Markup:
-    links = [(f"#panel-{number}", panel.title) for number, panel in enumerate(study.panels)]
+    links = [(f"#panel-{number}", panel.title) for number, panel in enumerate(study.panels) if not panel.within]
     if len(study.panels) == 1:
         (panel,) = study.panels
         links = [("#panel-0", "Results"), ("#curves-0", "Convergence"), ("#clients-0", "Clients")]
         links += [("#differences-0", "Differences")] if len(panel.series) > 1 else []
         links += [("#federation-0", "Federation")] if panel.profile else []
         links += [("#traces-0", "γ and statistics"), ("#costs-0", "Cost")]
+    if len(study.panels) > MOST_LINKS:
+        links = [("#contents", "Contents"), *links]
     items = [tag("li", tag("a", text, href=target)) for target, text in [*links, ("#runs", "Runs")]]
     return tag("nav", tag("div", tag("ul", items), class_="wide"), class_="bar", aria_label="Sections")
+
+
+def _contents(study: Study) -> Markup | None:
+    """What is where, in a report that is long."""
+    if len(study.panels) <= MOST_LINKS:
+        return None
+    heads = ("federation", "methods", "seeds", "highest mean", "")
+    head = [tag("th", text, scope="col", class_=kind) for text, kind in zip(heads, KINDS, strict=True)]
+    rows = []
+    for number, panel in enumerate(study.panels):
+        if panel.within:
+            continue
+        highest = _highest(panel)
+        best, whose = ("–", "") if highest is None else (f"{100 * highest[1].mean:.1f} %", highest[0].label)
+        seeds = {entry.seed for series in panel.series for entry in series.entries}
+        counts = (len(panel.series), len(seeds))
+        cells = zip((*counts, best, whose), KINDS[1:], strict=True)
+        link = tag("a", panel.title, href=f"#panel-{number}")
+        rows.append(tag("tr", tag("th", link, scope="row"), [tag("td", text, class_=kind) for text, kind in cells]))
+    caption = tag("caption", tag("span", "Federations, and the method with the highest mean over seeds in each."))
+    table = tag("table", caption, tag("thead", tag("tr", head)), tag("tbody", rows), class_="contents")
+    return _card("Contents", "contents", _scrolling(table, "Contents"), level=2)
 
 
 # A federation's panel
@@ -97,6 +126,8 @@ def _panel(panel: Panel, number: int) -> Markup:
     if panel.in_turn:
         held_out = f" Held out one after the other, and tested on: {', '.join(panel.held_out)}."
     lead = tag("p", _lead(panel), held_out, class_="lead")
+    if panel.within:  # its numbers are in the panel of all whose turn it was
+        cards = [tag("details", tag("summary", "Its results, curves and costs"), cards, class_="fold")]
     return tag(
         "section", title, lead, cards, class_="panel", id=f"panel-{number}", aria_labelledby=f"panel-{number}-title"
     )
@@ -105,14 +136,14 @@ def _panel(panel: Panel, number: int) -> Markup:
 def _lead(panel: Panel) -> Markup:
     """What the numbers say, in a sentence or two, and no more than they say."""
     rule = panel.rules[0] if panel.rules else "last"
-    found = [(series.summary(rule, panel.primary), series) for series in panel.comparable]
-    known = [(summary, series) for summary, series in found if summary is not None]
-    if not known:
+    highest = _highest(panel)
+    if highest is None:
         return escaped("No run has an evaluated round yet.")
-    best, series = max(known, key=lambda one: one[0].mean)
+    series, best = highest
+    many = len(panel.ranked) > 1
     text = [
         tag("strong", series.label),
-        f" has the highest mean, {100 * best.mean:.1f} %" if len(known) > 1 else f" reaches {100 * best.mean:.1f} %",
+        f" has the highest mean, {100 * best.mean:.1f} %" if many else f" reaches {100 * best.mean:.1f} %",
         f" (95 % interval {100 * best.low:.1f} to {100 * best.high:.1f}, {best.n} seeds)"
         if best.low is not None and best.high is not None
         else " (one seed: no interval)",
@@ -131,6 +162,14 @@ def _lead(panel: Panel) -> Markup:
                if clear else "none has an interval without zero.")
         )  # fmt: skip
     return joined(*text)
+
+
+def _highest(panel: Panel) -> tuple[Series, Summary] | None:
+    """The series with the highest mean, and its numbers."""
+    rule = panel.rules[0] if panel.rules else "last"
+    found = [(series, series.summary(rule, panel.primary)) for series in panel.ranked]
+    known = [(series, summary) for series, summary in found if summary is not None]
+    return max(known, key=lambda one: one[1].mean) if known else None
 
 
 def _card(title: str, identity: str | None, *content: Any, level: int = 3, **attributes: Any) -> Markup:
@@ -258,7 +297,7 @@ def _costs(panel: Panel, number: int) -> Markup:
 
 
 def _runs(study: Study) -> Markup:
-    groups = [_group(panel, series) for panel in study.panels for series in panel.series]
+    groups = [_grouped(panel, len(study.entries) > MOST_OPEN) for panel in study.panels]
     broken = [
         tag("details", tag("summary", place, " ", tag("span", "unreadable")), tag("p", why, class_="note warn"))
         for place, why in study.broken.items()
@@ -266,6 +305,15 @@ def _runs(study: Study) -> Markup:
     note = tag("p", "The whole config and provenance of each.", class_="note")
     return tag("section", tag("h2", "Runs"), note, groups, _card("Unreadable", None, broken) if broken else None,
                class_="runs", id="runs", aria_label="Runs")  # fmt: skip
+
+
+def _grouped(panel: Panel, folded: bool) -> Any:
+    """A federation's runs."""
+    groups = [_group(panel, series) for series in panel.series]
+    if not folded:
+        return groups
+    count = sum(len(series.entries) for series in panel.series)
+    return tag("details", tag("summary", panel.title, tag("span", f": {_count(count, 'run')}")), groups, class_="fold")
 
 
 def _group(panel: Panel, series: Series) -> Markup:

@@ -4,15 +4,17 @@ each other."""
 from __future__ import annotations
 
 import json
+import re
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
 from fedfa.errors import UserError, some
-from fedfa.experiment import COSMETIC
-from fedfa.report.compare import flat, told_apart
+from fedfa.experiment import COSMETIC, load
+from fedfa.report.compare import flat, told_apart, usual
 from fedfa.report.entry import Entry, InTurn
 from fedfa.reproduce.summary import read_summary
 from fedfa.runs import Run, find_run
@@ -24,6 +26,8 @@ FEDERATION = ("source", "partition", "split", "held_out", "rounds")
 """Settings that make a federation, as methods are compared on it: after a tenth of the rounds nothing is."""
 OWN = "_folders"
 """How sources end that read whatever is in someone's own folders."""
+MOST_TITLES, MOST_SOURCES = 3, 8
+"""Federations that a report's title names, and names of data where these are more."""
 MOST_CLIENTS = 12
 """Clients that have columns and curves of their own."""
 FIRST = ("fedavg",)
@@ -99,6 +103,8 @@ class Panel:
     """Whether clients were held out, one after another, by runs of their own."""
     within: bool = False
     """Whether its runs are in such a panel too."""
+    usual: tuple[str, ...] = ()
+    """Settings of those whose labels do not say otherwise."""
 
     @property
     def metric(self) -> str:
@@ -131,6 +137,11 @@ class Panel:
     def comparable(self) -> tuple[Series, ...]:
         """Those that are complete: what others have so far says little. All, where none is."""
         return tuple(series for series in self.series if series.complete) or self.series
+
+    @property
+    def ranked(self) -> tuple[Series, ...]:
+        """Of these, those that may be called the best: no single run, where others have seeds."""
+        return tuple(series for series in self.comparable if len(series.used) > 1) or self.comparable
 
     @property
     def baseline(self) -> int:
@@ -172,6 +183,14 @@ class Study:
     entries: tuple[Entry, ...]
     broken: Mapping[str, str]
     """Folders and files that are no runs one can read, and why."""
+
+    @property
+    def title(self) -> str:
+        """The federations, or where they are many, what their data are."""
+        titles = [panel.title for panel in self.panels if not panel.within]
+        if len(titles) > MOST_TITLES:
+            titles = list(dict.fromkeys(re.split("[ ,]", title)[0] for title in titles))
+        return " · ".join(titles[:MOST_SOURCES] + ["…"] * (len(titles) > MOST_SOURCES))
 
     @classmethod
     def of(cls, paths: Sequence[Path | str]) -> Study:
@@ -244,7 +263,7 @@ def panels_of(entries: Sequence[Entry]) -> list[Panel]:
         if whole_turn is not None:
             found += [whole_turn, *(replace(panel, within=True) for panel in held)]
             panels = [panel for panel in panels if panel not in held]
-    return [*found, *panels]
+    return [*panels, *found]
 
 
 def _told_data(entries: Sequence[Entry]) -> list[Entry]:
@@ -317,7 +336,8 @@ def _panel(title: str, entries: Sequence[Entry]) -> Panel:
     groups: dict[str, list[Entry]] = {}
     for entry in entries:
         groups.setdefault(json.dumps(_settings(entry), sort_keys=True, default=str), []).append(entry)
-    labels = told_apart([_settings(held[0]) for held in groups.values()], "algorithm.name")
+    settings = [_settings(held[0]) for held in groups.values()]
+    labels = told_apart(settings, "algorithm.name", brief=True)
     series = [
         Series(label, tuple(sorted(held, key=lambda entry: entry.seed)))
         for label, held in zip(labels, groups.values(), strict=True)
@@ -326,11 +346,22 @@ def _panel(title: str, entries: Sequence[Entry]) -> Panel:
     clients = dict.fromkeys(
         name for one in series for entry in one.used for chosen in entry.selected.values() for name in chosen.clients
     )
-    return Panel(title, tuple(series), tuple(clients))
+    return Panel(title, tuple(series), tuple(clients), usual=tuple(usual(settings, "algorithm.name")))
 
 
 def _settings(entry: Entry) -> dict[str, Any]:
-    return {key: value for key, value in flat(entry.config).items() if key not in BESIDES}
+    config = _completed(json.dumps({**entry.config, "name": "report", "seed": 0}, sort_keys=True))
+    return {key: value for key, value in flat(config).items() if key not in BESIDES}
+
+
+@cache
+def _completed(config: str) -> dict[str, Any]:
+    """A config with what it does not say, since that setting was not there yet when it ran."""
+    given: dict[str, Any] = json.loads(config)
+    try:
+        return tomllib.loads(load(given).toml())
+    except UserError:  # of an algorithm that is not known here, say
+        return given
 
 
 def _federation(entry: Entry) -> dict[str, Any]:

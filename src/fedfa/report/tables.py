@@ -170,9 +170,11 @@ def results(panel: Panel, rule: Rule) -> Table:
         rows.append(row)
     for place, column in enumerate(columns):
         if column.keys[0] in (*panel.shown_clients, "seen", panel.primary) and len(rows) > 1:
-            _mark_best([row for row, one in zip(rows, panel.series, strict=True) if one in panel.comparable], place)
+            _mark_best([row for row, one in zip(rows, panel.series, strict=True) if one in panel.ranked], place)
     clients = "" if panel.shown_clients else f", {len(panel.clients)} clients"
     caption = f"{panel.title}{clients}: test {panel.metric}, %, {TITLES[rule]}, mean over seeds."
+    if panel.usual:
+        caption += f" Unless a name says otherwise: {', '.join(panel.usual)}."
     if panel.held_out:
         caption += " Deviations, intervals and differences are of the mean over unseen clients."
     if panel.in_turn:
