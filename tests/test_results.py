@@ -296,6 +296,24 @@ def test_what_tuning_does_is_what_the_page_says() -> None:
     assert "FedAvg gains {:.1f} points [{:+.1f}, {:+.1f}]".format(*gains["fedavg"]) + f", {ours}" in words()
 
 
+def test_what_total_variance_does_to_digits_is_what_the_page_says() -> None:
+    less: dict[tuple[str, str], list[float]] = {}
+    others = {name: averages(name, ["digits-variants"]) for name in ("fedfa", "fedavg")}
+    for path in (RESULTS / "digits-fusion").glob("*-fedfa-total-seed*.json"):
+        run = read_summary(path)
+        for name, scores in others.items():
+            key = (run.config["algorithm"]["statistics"], name)
+            less.setdefault(key, []).append(scores[run.seed] - 100 * run.selected["last"].mean)
+    assert {len(gaps) for gaps in less.values()} == {10}
+    wrong = [less[statistics, name] for name in ("fedfa", "fedavg") for statistics in ("corrected", "kept")]
+    assert min(min(gaps) for gaps in wrong) > 0
+    ours = [interval(gaps) for gaps in wrong[:2]]
+    told = "{:.1f} points [{:.1f}, {:.1f}] and {:.1f} [{:.1f}, {:.1f}] below FedFA, on all ten seeds"
+    assert told.format(*ours[0], *ours[1]) in words()
+    means = [float(np.mean(gaps)) for gaps in wrong[2:]]
+    assert "{:.1f} and {:.1f} below FedAvg, on all ten again".format(*means) in words()
+
+
 @pytest.mark.parametrize(
     ("table", "what", "wanted"),
     [
