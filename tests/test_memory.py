@@ -269,9 +269,34 @@ def test_what_waits_may_be_a_part_of_the_machine_s_memory(monkeypatch: pytest.Mo
     if not listed.exists():
         pytest.skip("Linux lists its memory in /proc/meminfo, other systems do not")
     kilobytes = int(listed.read_text().splitlines()[0].split()[1])
+    monkeypatch.setattr("fedfa.memory.OURS", Path("/nowhere"))  # it may run in a container that has less
     assert room_on(torch.device("cpu")) == max(ROOM, 1024 * kilobytes // 32)
     monkeypatch.setattr("os.sysconf", {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 1 << 20}.__getitem__)
     assert room_on(torch.device("cpu")) == ROOM, "a small machine has what there was"
+
+
+@pytest.mark.parametrize(
+    ("ours", "file"),
+    [
+        ("0::/job/step\n", "job/memory.max"),  # a cluster's job
+        ("0::/\n", "memory.max"),  # a container with a view of its own
+        ("0::/not/seen/from/here\n", "memory.max"),
+        ("4:cpu:/x\n3:memory,hugetlb:/job\n0::/y\n", "memory/job/memory.limit_in_bytes"),  # the first version
+    ],
+)
+def test_a_containers_or_jobs_memory_is_what_counts(
+    ours: str, file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.sysconf", {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 1 << 27}.__getitem__)  # 512 GiB
+    monkeypatch.setattr("fedfa.memory.OURS", tmp_path / "ours")
+    monkeypatch.setattr("fedfa.memory.GROUPS", tmp_path / "groups")
+    assert room_on(torch.device("cpu")) == 16 << 30
+    (tmp_path / "ours").write_text(ours)
+    (tmp_path / "groups" / file).parent.mkdir(parents=True)
+    (tmp_path / "groups" / file).write_text("max\n")
+    assert room_on(torch.device("cpu")) == 16 << 30
+    (tmp_path / "groups" / file).write_text(f"{64 << 30}\n")
+    assert room_on(torch.device("cpu")) == 2 << 30
 
 
 @pytest.mark.parametrize(("room", "wanted"), [(1 << 20, {3, 4}), (0, {1, 2, 3, 4})])

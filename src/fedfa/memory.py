@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import quote
 
@@ -20,6 +21,8 @@ ROOM = 512 << 20
 """Bytes that may wait for their way to the disk, at least. What waits until the next checkpoint is mostly never
 written: the next round's takes its place. That saves a file, and on a GPU a wait for it, for every client in every
 round."""
+OURS, GROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
+"""Where Linux says which control groups this process is in, and what they may use."""
 SHARE = 32
 """A part of memory as large as a SHAREth of it may wait, where that is more: two rounds of Adam's moments for four
 AlexNets are 830 MB, which would all go to the disk in every round."""
@@ -29,10 +32,24 @@ def room_on(device: torch.device) -> int:
     """Bytes that may wait where clients train on this device."""
     if device.type == "cuda":
         return max(ROOM, torch.cuda.get_device_properties(device).total_memory // SHARE)
-    try:
-        return max(ROOM, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // SHARE)
-    except (AttributeError, ValueError, OSError):  # the system does not say
-        return ROOM
+    return max(ROOM, min(_limits(), default=0) // SHARE)
+
+
+def _limits() -> Iterator[int]:
+    """How much memory there is: the machine's, and what a container or a cluster's job may use of it."""
+    with suppress(AttributeError, ValueError, OSError):
+        yield os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    with suppress(OSError, ValueError):
+        for line in OURS.read_text().splitlines():
+            _, kinds, own = line.split(":", 2)
+            second = kinds == ""  # of the two versions of control groups
+            if not second and "memory" not in kinds.split(","):
+                continue
+            root = GROUPS if second else GROUPS / "memory"
+            group = root / own.strip("/")
+            for folder in (group, *group.parents):  # in a container the group's own path is not there, but its root is
+                with suppress(ValueError, OSError):  # "max"
+                    yield int((folder / ("memory.max" if second else "memory.limit_in_bytes")).read_text())
 
 
 class Memory:

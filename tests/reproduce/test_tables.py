@@ -1,14 +1,19 @@
-"""Every table in `experiments/`: valid, its runs' configs built, and one of its rows run on made-up data."""
+"""Every table in `experiments/`: valid, its runs' configs built, and one of its rows run on made-up data; as a slow
+test all of them."""
 
 from __future__ import annotations
 
+import csv
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 import fedfa
 from fedfa import UserError, paper
+from fedfa.cli import app
 from fedfa.reproduce.play import split_names
 from fedfa.reproduce.table import Choice, Table, chosen_rows, find_data, find_table, lay_out, table_names
 
@@ -75,6 +80,29 @@ def test_a_row_runs_for_two_rounds(name: str, made_up: Path, tmp_path: Path) -> 
     assert not any(line["refused"] for line in run.metrics)
     if cell.held_out:
         assert run.metrics[-1]["test"]["unseen"] is not None
+
+
+VARIANTS = [(name, variant) for name in NAMES for variant in ("", *find_table(name).variants)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "variant"), VARIANTS)
+def test_a_whole_table_runs_for_two_rounds(name: str, variant: str, made_up: Path, tmp_path: Path) -> None:
+    """Every row and group by the command that a user gives, to the files of the table."""
+    table = find_table(name)
+    settings = [f"{key}={value}" for key, value in small(table).items() if key != "rounds"]
+    words = ["reproduce", name, "--rounds", "2", "--seeds", "1", *settings, "--data", str(made_up), "-q"]
+    result = CliRunner().invoke(app, [*words, "--variant", variant, "-o", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    assert "missing" not in result.output
+    files = [path for path in (tmp_path / "tables").glob("*.csv") if not path.stem.endswith("curves")]
+    assert len(files) == len(table.groups)
+    for path in files:
+        with open(path, newline="") as file:
+            rows = list(csv.DictReader(file))
+        assert [row["row"] for row in rows] == list(table.rows)
+        value = "seconds" if table.kind == "cost" else "average"
+        assert all(math.isfinite(float(row[value])) for row in rows)
 
 
 def test_settings_are_the_papers() -> None:
