@@ -296,6 +296,18 @@ def test_what_tuning_does_is_what_the_page_says() -> None:
     assert "FedAvg gains {:.1f} points [{:+.1f}, {:+.1f}]".format(*gains["fedavg"]) + f", {ours}" in words()
 
 
+def test_augmentations_of_digits_against_fedfa_are_as_the_page_says() -> None:
+    ours, others = averages("fedfa", ["digits-variants"]), {}
+    for path in (RESULTS / "digits-augmentations").glob("*-fedavg-*.json"):
+        run = read_summary(path)
+        gap = 100 * run.selected["last"].mean - ours[run.seed]
+        others.setdefault(run.config["augmentation"]["name"], []).append(gap)
+    told = {name: "{:+.1f} [{:+.1f}, {:+.1f}]".format(*interval(gaps)).replace("+0.0", "0.0").replace("-0.0", "0.0")
+            for name, gaps in others.items() if len(gaps) == 3}  # fmt: skip
+    wanted = f"CutMix alone: {told['cutmix']}; Manifold Mixup {told['manifold-mixup']}, Mixup {told['mixup']}"
+    assert f"{wanted}, MoEx {told['moex']}." in words()
+
+
 def test_what_total_variance_does_to_digits_is_what_the_page_says() -> None:
     less: dict[tuple[str, str], list[float]] = {}
     others = {name: averages(name, ["digits-variants"]) for name in ("fedfa", "fedavg")}
