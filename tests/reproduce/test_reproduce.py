@@ -17,7 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedfa.cli import app
-from fedfa.reproduce.play import changes, file_name
+from fedfa.reproduce.names import changes, file_name
 from fedfa.reproduce.render import _parts
 from fedfa.reproduce.table import Choice, find_table
 from fedfa.runs import find_run

@@ -57,13 +57,17 @@ def test_what_a_table_compares_is_not_drawn() -> None:
 
 def test_the_same_search_with_other_rows_adds_to_its_file(tmp_path: Path) -> None:
     words = ["tune", "digit-sites", "--trials", "1", *QUICK, "-o", tmp_path]
-    path = tmp_path / "tuned" / "digit-sites.toml"
+    path = tmp_path / "tuned" / "digit-sites-rounds-1-split.fraction-0.1.toml"
     command(*words, "--only", "FedFA")
     command(*words, "--only", "FedProx")
     assert set(tomllib.loads(path.read_text())["rows"]) == {"FedAvg", "FedProx", "FedFA"}
     command(*words, "--only", "FedProx", "lr=0.01")
-    found = tomllib.loads(path.read_text())
+    found = tomllib.loads(path.with_name("digit-sites-lr-0.01-rounds-1-split.fraction-0.1.toml").read_text())
     assert set(found["rows"]) == {"FedAvg", "FedProx"}, "another search"
+    assert len(tomllib.loads(path.read_text())["rows"]) == 3
+    command(*words, "--only", "FedProx", "lr=0.01", "--file", path)
+    found = tomllib.loads(path.read_text())
+    assert set(found["rows"]) == {"FedAvg", "FedProx"}, "another search in its place, as it was asked for"
     assert found["rows"]["FedProx"] == {"lr": 0.01, "split.fraction": 0.1}, "what it was tuned with belongs to it"
 
 
@@ -86,7 +90,7 @@ def test_the_best_is_the_first_of_equals() -> None:
 
 def test_tuned_settings_are_used_and_kept_apart(tmp_path: Path) -> None:
     told = command("tune", "digit-sites", "--trials", "2", "--only", "FedFA", *QUICK, "-o", tmp_path)
-    path = tmp_path / "tuned" / "digit-sites.toml"
+    path = tmp_path / "tuned" / "digit-sites-rounds-1-split.fraction-0.1.toml"
     assert str(path) in told and "as it stands" in told
     found = tomllib.loads(path.read_text())
     assert found["table"] == "digit-sites" and found["trials"] == 2

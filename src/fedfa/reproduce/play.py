@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -20,11 +19,12 @@ from fedfa.paper import claims
 from fedfa.registries import Reader
 from fedfa.report.beside import single_runs
 from fedfa.report.console import console
+from fedfa.reproduce.names import changes, file_name
 from fedfa.reproduce.pictures import draw
 from fedfa.reproduce.progress import Overall
 from fedfa.reproduce.render import curves_csv, show, tables, write_files
 from fedfa.reproduce.results import AVERAGE, Results, gather
-from fedfa.reproduce.summary import RunSummary, find_summaries, identity, summary_of, weighty, write_summary
+from fedfa.reproduce.summary import RunSummary, find_summaries, identity, summary_of, write_summary
 from fedfa.reproduce.table import (
     Cell,
     Choice,
@@ -37,15 +37,11 @@ from fedfa.reproduce.table import (
     find_table,
     lay_out,
     read_toml,
-    suffix,
     table_names,
 )
 from fedfa.runs import Run
 from fedfa.statistics import RULES, Rule
 from fedfa.together import run_together
-
-LONGEST = 80
-"""Letters of settings in a file's name; more are told by a hash."""
 
 
 @dataclass(frozen=True)
@@ -367,35 +363,6 @@ def _make(results: Results, plan: _Planned, wish: Wish) -> None:
 
 def counted(rounds: int) -> str:
     return f"{rounds} {'rounds' if rounds > 1 else 'round'}"
-
-
-def changes(table: Table, choice: Choice) -> dict[str, Any]:
-    """Those of the settings asked for that make other runs of it than the table's own."""
-
-    def runs(overrides: dict[str, Any]) -> list[str]:
-        one = replace(choice, seeds=1, overrides=overrides)
-        return [identity(cell.experiment, precisely=True) for cell in lay_out(table, one)]
-
-    asked = weighty(choice.overrides)
-    asked |= {key: value for key, value in choice.overrides.items() if key == "precision"}  # which counts if it is said
-    found, whole = {}, runs(asked) if asked else []
-    for key, value in asked.items():
-        with contextlib.suppress(UserError):  # the others do not go without it
-            if runs({other: asked[other] for other in asked if other != key}) == whole:
-                continue
-        found[key] = value
-    return found
-
-
-def file_name(table: Table, choice: Choice, changed: Mapping[str, Any]) -> str:
-    """What a table's files are called: those of other settings have other names, so that a trial of two rounds does
-    not take the place of the whole table. Fewer rows or seeds are a part of the same one."""
-    variant = choice.variant if choice.variant not in ("", table.variant) else ""
-    tuned = "tuned" if choice.tuned is not None else ""
-    settings = "".join(suffix(f"{key}-{value}") for key, value in sorted(changed.items()))
-    if len(settings) > LONGEST:
-        settings = f"-{hashlib.sha256(settings.encode()).hexdigest()[:8]}"
-    return "-".join(part for part in (table.name, variant, tuned) if part) + settings
 
 
 def _notes(results: Results, plan: _Planned) -> list[str]:

@@ -13,6 +13,7 @@ from fedfa.errors import UserError
 from fedfa.experiment import Experiment, builtin_experiments, load
 from fedfa.files import write_text
 from fedfa.registry import nearest
+from fedfa.reproduce.names import changes, file_name
 from fedfa.reproduce.play import complain, play_all, split_names, try_out
 from fedfa.reproduce.summary import weighty
 from fedfa.reproduce.table import (
@@ -142,14 +143,14 @@ class Search:
 def tune(name: str, overrides: Settings, search: Search) -> Path:
     """Search, and write what was found."""
     table = find_target(name)
-    path = search.file or search.out / "tuned" / f"{'-'.join(filter(None, (table.name, search.variant)))}.toml"
+    rounds = {} if search.rounds is None else {"rounds": search.rounds}
+    common = {**find_data(table, search.data), **rounds, **overrides}
+    choice = Choice(search.seeds, split_names(search.only), search.variant, common)
+    cells = lay_out(table, choice)
+    path = search.file or search.out / "tuned" / f"{file_name(table, choice, changes(table, choice))}.toml"
     if path.is_dir():
         raise UserError(f"--file: {path} is a folder; name the file that the settings are to go to")
     beside = _beside(path, table, search, overrides)  # which must be readable, before anything is played
-    rounds = {} if search.rounds is None else {"rounds": search.rounds}
-    common = {**find_data(table, search.data), **rounds, **overrides}
-    only = split_names(search.only)
-    cells = lay_out(table, Choice(search.seeds, only, search.variant, common))
     tried: dict[str, list[Settings]] = {}
     runs: dict[str, Experiment] = {}
     names: dict[str, list[tuple[str, int]]] = {}

@@ -1,0 +1,45 @@
+"""What a table's files are called, by what was asked for."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from fedfa.errors import UserError
+from fedfa.reproduce.summary import identity, weighty
+from fedfa.reproduce.table import Choice, Table, lay_out, suffix
+
+LONGEST = 80
+"""Letters of settings in a file's name; more are told by a hash."""
+
+
+def changes(table: Table, choice: Choice) -> dict[str, Any]:
+    """Those of the settings asked for that make other runs of it than the table's own."""
+
+    def runs(overrides: dict[str, Any]) -> list[str]:
+        one = replace(choice, seeds=1, overrides=overrides)
+        return [identity(cell.experiment, precisely=True) for cell in lay_out(table, one)]
+
+    asked = weighty(choice.overrides)
+    asked |= {key: value for key, value in choice.overrides.items() if key == "precision"}  # which counts if it is said
+    found, whole = {}, runs(asked) if asked else []
+    for key, value in asked.items():
+        with contextlib.suppress(UserError):  # the others do not go without it
+            if runs({other: asked[other] for other in asked if other != key}) == whole:
+                continue
+        found[key] = value
+    return found
+
+
+def file_name(table: Table, choice: Choice, changed: Mapping[str, Any]) -> str:
+    """What a table's files are called: those of other settings have other names, so that a trial of two rounds does
+    not take the place of the whole table. Fewer rows or seeds are a part of the same one."""
+    variant = choice.variant if choice.variant not in ("", table.variant) else ""
+    tuned = "tuned" if choice.tuned is not None else ""
+    settings = "".join(suffix(f"{key}-{value}") for key, value in sorted(changed.items()))
+    if len(settings) > LONGEST:
+        settings = f"-{hashlib.sha256(settings.encode()).hexdigest()[:8]}"
+    return "-".join(part for part in (table.name, variant, tuned) if part) + settings
