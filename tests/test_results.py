@@ -296,6 +296,29 @@ def test_what_tuning_does_is_what_the_page_says() -> None:
     assert "FedAvg gains {:.1f} points [{:+.1f}, {:+.1f}]".format(*gains["fedavg"]) + f", {ours}" in words()
 
 
+def test_unseen_domains_of_digits_are_as_the_page_says() -> None:
+    domains = ("mnist", "mnistm", "usps")
+    found: dict[str, dict[tuple[str, int], tuple[float, float]]] = {}
+    for path in (RESULTS / "digits-unseen").glob("*.json"):
+        run = read_summary(path)
+        last = run.selected["last"]
+        assert last.unseen is not None
+        place = (run.config["held_out"][0], run.seed)
+        found.setdefault(run.config["algorithm"]["name"], {})[place] = (100 * last.unseen, 100 * last.mean)
+
+    def told(name: str, other: str, where: tuple[str, ...] = domains, seen: bool = False, form: str = "{:+.1f}") -> str:
+        one, base = found[name], found[other]
+        gaps = [sum(one[at, s][seen] - base[at, s][seen] for at in where) / len(where) for s in range(5)]
+        return f"{form} [{{:+.1f}}, {{:+.1f}}]{', on all five' * (min(gaps) > 0)}".format(*interval(gaps))
+
+    assert f"on MNIST-M, {told('fedfa', 'fedavg', ('mnistm',), form='{:.1f} points')} seeds" in words()
+    assert f"USPS ({told('fedfa', 'fedavg', ('usps',))})" in words()
+    assert f"trained with it gains {told('fedfa', 'fedavg', seen=True, form='{:.1f}')}." in words()
+    assert f"{told('fedsam', 'fedavg', form='{:.1f} points above FedAvg')} seeds" in words()
+    assert f"{told('fedsam', 'fedfa', form='{:.1f} above FedFA')} (unc" in words()
+    assert f"loses {told('fedmix', 'fedavg', form='{:.1f}').removeprefix('-')}." in words()
+
+
 def test_augmentations_of_digits_against_fedfa_are_as_the_page_says() -> None:
     ours, others = averages("fedfa", ["digits-variants"]), {}
     for path in (RESULTS / "digits-augmentations").glob("*-fedavg-*.json"):
