@@ -259,6 +259,14 @@ def test_files_that_cannot_be_written(hand_made: HandMade, tmp_path: Path, words
     assert result.stderr.startswith(f"fedfa: {line}")
 
 
+def test_what_tables_leave_beside_runs_is_passed_over(hand_made: HandMade, tmp_path: Path) -> None:
+    run = hand_made("runs/one", SCORES)
+    (tmp_path / "runs" / "tables").mkdir()
+    result = fedfa_command("compare", str(run.folder), str(run.folder.parent / "tables"))
+    assert result.exit_code == 0, "as by compare runs/*"
+    assert "is not a run" in complaint("compare", str(run.folder.parent / "tables"))
+
+
 def test_a_locked_folder_is_one_line(tiny_file: Path, tmp_path: Path) -> None:
     from fedfa.files import locked
 

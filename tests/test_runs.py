@@ -13,12 +13,13 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 import fedfa
 from fedfa import Run, UserError
 from fedfa.engines.base import Score
-from fedfa.files import locked, write_text
+from fedfa.files import locked, write_tensors, write_text
 from fedfa.runs import find_run
 from fedfa.server import Evaluation, Record, Watcher
 from fedfa.state import ServerState
@@ -357,6 +358,27 @@ def test_a_run_without_validation_data_has_no_best(play: Play) -> None:
 
 
 DAMAGE = {"empty": lambda data: b"", "cut": lambda data: data[: len(data) // 2], "noise": lambda data: b"\x00" * 64}
+
+
+def test_a_damaged_mark_of_completion_hides_no_lost_rounds(play: Play) -> None:
+    run = play(rounds=3)
+    (run.folder / "done").write_text("")
+    assert find_run(run.folder).done, "all of its rounds are there"
+    lines = (run.folder / "metrics.jsonl").read_text().splitlines(keepends=True)
+    for kept in (lines[:1], lines[1:], [lines[0], *lines], lines[::-1], [*lines[:2], lines[2].replace("3", '"x"', 1)]):
+        (run.folder / "metrics.jsonl").write_text("".join(kept))
+        with pytest.raises(UserError, match="is marked as complete with 3 rounds, and its metrics"):
+            find_run(run.folder)
+
+
+def test_a_full_disk_is_an_error_of_the_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(tensors: Any, part: Path, meta: Any) -> None:
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr("safetensors.torch.save_file", full)
+    with pytest.raises(OSError, match="No space left") as caught:
+        write_tensors(tmp_path / "y.safetensors", {"a": torch.zeros(2)})
+    assert caught.value.errno == errno.ENOSPC and caught.value.filename.endswith("y.safetensors")
 
 
 class Told(Watcher):

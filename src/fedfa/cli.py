@@ -11,6 +11,7 @@ import typer.core
 from fedfa.cli_errors import Commands, user_errors
 from fedfa.errors import UserError
 from fedfa.flower.commands import app as flower
+from fedfa.statistics import MOST_SEEDS
 
 typer.core.HAS_RICH = False  # help in plain text: importing rich for it would double its time
 
@@ -24,8 +25,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-MOST_SEEDS = 1000
-"""More are a slip of the finger: their runs alone would take a minute to lay out."""
+BESIDE_RUNS = {"tables", "tuned"}
+"""Folders that `fedfa reproduce` and `fedfa tune` make beside runs."""
 
 Root = Annotated[Path, typer.Option("--out", "-o", help="Folder that run folders are made in.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the result alone.")]
@@ -118,7 +119,8 @@ def compare(
     from fedfa.report.compare import compare
     from fedfa.report.progress import print_comparison
 
-    print_comparison(compare(*runs), png, csv)
+    named = [path for path in runs if path.name not in BESIDE_RUNS]  # which `runs/*` has too
+    print_comparison(compare(*(named or runs)), png, csv)
 
 
 @app.command()
@@ -184,7 +186,9 @@ def report(
 def tune(
     target: Annotated[str, typer.Argument(help="A table's name, a built-in experiment or a TOML file of either.")],
     overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="For all runs.")] = None,
-    trials: Annotated[int, typer.Option("--trials", min=1, help="For every row, its own settings included.")] = 8,
+    trials: Annotated[
+        int, typer.Option("--trials", min=1, max=MOST_SEEDS, help="For every row, its own settings included.")
+    ] = 8,
     seeds: Annotated[
         int, typer.Option("--seeds", min=1, max=MOST_SEEDS, help="Seeds that a trial is judged over.")
     ] = 1,

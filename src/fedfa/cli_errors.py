@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import codecs
 import errno
+import io
 import os
 import re
 import signal
@@ -17,6 +19,20 @@ import typer
 import typer.core
 
 from fedfa.errors import UserError
+
+PLAINER = "fedfa-plainer"
+"""How signs are written that a terminal's encoding lacks: Windows' redirected output has no minus, ASCII no dash."""
+PLAIN = str.maketrans({"−": "-", "–": "-", "…": "...", "÷": "/", "×": "x", "±": "+-", "≥": ">=", "²": "2"})
+
+
+def _plainer(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    text = error.object[error.start : error.end].translate(PLAIN)
+    return "".join(sign if sign.isascii() else "?" for sign in text), error.end
+
+
+codecs.register_error(PLAINER, _plainer)
 
 
 class Stopped(KeyboardInterrupt):
@@ -86,6 +102,12 @@ def _one_line() -> Iterator[None]:
 
 class Commands(typer.core.TyperGroup):
     """Commands whose misuse is one line as well."""
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+                stream.reconfigure(errors=PLAINER)
+        return super().main(*args, **kwargs)
 
     def make_context(self, *args: Any, **kwargs: Any) -> Any:
         with _one_line():

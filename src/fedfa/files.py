@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +13,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from fedfa.errors import UserError
 
 
 @contextmanager
@@ -57,6 +60,15 @@ def locked(folder: Path) -> Iterator[bool]:
         yield ours
 
 
+def check_folder(folder: Path, what: str) -> None:
+    """Refuse a folder that files could not be written to, before there are any; it need not be there yet."""
+    there = next((place for place in (folder, *folder.absolute().parents) if place.exists()), folder)
+    if not there.is_dir():
+        raise UserError(f"{what}: {there} is a file, not a folder")
+    if not os.access(there, os.W_OK):
+        raise UserError(f"{what}: {there} may not be written to")
+
+
 def write_text(path: Path, text: str) -> None:
     with beside(path) as part:
         part.write_text(text, "utf-8")
@@ -66,6 +78,7 @@ def write_tensors(
     path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, Any] | None = None, durable: bool = True
 ) -> None:
     """Tensors as safetensors, with `meta` (anything JSON takes) in the header."""
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     from fedfa.rows import copies
@@ -74,7 +87,12 @@ def write_tensors(
     here = copies(tensors, torch.device("cpu")) if elsewhere else tensors  # one transfer, and not one a tensor
     plain = {name: tensor.detach().contiguous() for name, tensor in here.items()}
     with beside(path, durable) as part:
-        save_file(plain, part, {"fedfa": json.dumps(meta or {})})
+        try:
+            save_file(plain, part, {"fedfa": json.dumps(meta or {})})
+        except SafetensorError as error:  # which an error of the system becomes, its number in brackets
+            if (found := re.search(r"os error (\d+)", str(error))) is None:
+                raise
+            raise OSError(int(found[1]), os.strerror(int(found[1])), str(path)) from None
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:

@@ -94,7 +94,7 @@ class Run:
                     record = json.loads(line)
                 except json.JSONDecodeError:
                     return
-                if not isinstance(record, dict) or not {"round", "loss", "clients"} <= record.keys():
+                if not _is_record(record):
                     return
                 yield record
 
@@ -158,11 +158,7 @@ class Run:
         """The newest checkpoint's state, with the best validation metric until then; None if there is none. One
         whose rounds are not all on record, as after a power cut, is passed over, and so is a damaged one, of which
         `tell` hears."""
-        recorded = 0
-        for line in self._lines():
-            if line["round"] != recorded + 1:
-                break
-            recorded += 1
+        recorded = self.rounds
         known = [path for path, round in zip(self._checkpoints(), self.restarts(), strict=True) if round <= recorded]
         for path in reversed(known):
             try:
@@ -216,13 +212,20 @@ class Run:
         """Rounds that it had when it was complete; 0 where it is not."""
         try:
             return int(json.loads((self.folder / "done").read_text("utf-8"))["rounds"])
-        except (OSError, ValueError, KeyError, TypeError):
+        except OSError:
             return 0
+        except (ValueError, KeyError, TypeError):  # damaged: those that it was to have
+            return int(self.config["rounds"])
 
     @property
     def rounds(self) -> int:
-        """Rounds on record."""
-        return max((line["round"] for line in self._lines()), default=0)
+        """Rounds on record, one after the other."""
+        recorded = 0
+        for line in self._lines():
+            if line["round"] != recorded + 1:
+                break
+            recorded += 1
+        return recorded
 
     def finish(self, seconds: float, memory: int | None = None, training: int | None = None) -> None:
         """Mark the run as complete; `memory` is the most that it took, in bytes, and `training` the most before it was
@@ -246,6 +249,21 @@ class Run:
     def _note(self, **facts: Any) -> None:
         self.provenance.update(facts)
         write_text(self.folder / "provenance.json", json.dumps(self.provenance, indent=2) + "\n")
+
+
+def _is_record(line: Any) -> bool:
+    """Whether a line is what :meth:`Run.append` writes; the first that is not ends what there is on record."""
+    if not isinstance(line, dict) or not {"round", "loss", "clients"} <= line.keys():
+        return False
+    scores = [line[split] for split in ("val", "test") if split in line]
+    return (
+        isinstance(line["round"], int)
+        and isinstance(line["clients"], list)
+        and isinstance(line.get("refused", {}), dict)
+        and isinstance(line["loss"], float | int | None)
+        and all(isinstance(one, dict) and isinstance(one.get("mean"), float | int) for one in scores)
+        and all(isinstance(one.get("clients"), dict) for one in scores)
+    )
 
 
 def _round(path: Path) -> int:

@@ -19,6 +19,8 @@ EQUAL = 10.0**-DIGITS
 """Differences that deviate by less are equal: what deviates are roundings, of floats or of a summary's digits."""
 LAST = 20
 """Rounds that `last20` averages over."""
+MOST_SEEDS = 1000
+"""More are a slip of the finger: their runs alone would take a minute to lay out."""
 Rule = Literal["last", "last20", "best"]
 RULES: tuple[Rule, ...] = get_args(Rule)
 TITLES: dict[Rule, str] = {

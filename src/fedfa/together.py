@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -186,6 +187,7 @@ def _start(experiment: Experiment, root: Path, threads: int) -> tuple[Connection
     context = multiprocessing.get_context("spawn")  # a fork of a process with threads may hang
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=_work, args=(experiment, root, theirs, threads), daemon=True)
+    resource_tracker.ensure_running()  # else the first start would start it, and it lets interrupts through again
     _hear_interrupts(False)
     try:
         process.start()

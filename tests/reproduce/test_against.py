@@ -25,8 +25,10 @@ def results(name: str, scores: dict[tuple[str, str], list[float]]) -> Results:
         if (cell.group, cell.row) not in scores:
             return None
         mean = scores[cell.group, cell.row][cell.seed]
-        test = {"mean": mean, "unseen": None, "gap": None, "clients": {"site": mean}, "losses": {}}
-        line = {"round": 1, "loss": 0.0, "clients": ["site"], "refused": {}, "test": test}
+        known = table.paper_of(cell.group)
+        sites = (known.clients if known else ()) or ("site",)
+        test = {"mean": mean, "unseen": None, "gap": None, "clients": dict.fromkeys(sites, mean), "losses": {}}
+        line = {"round": 1, "loss": 0.0, "clients": list(sites), "refused": {}, "test": test}
         return RunSummary(cell.experiment.title, cell.experiment.model_dump(), {"metric": "Dice"}, [line], True)
 
     return gather(table, cells, find, "last")
@@ -62,6 +64,44 @@ def test_groups_stand_along_the_axis_with_the_papers_numbers() -> None:
     assert figure is not None and figure.axes[0].get_xlabel() == "share of the training samples"
     circles = [line for line in figure.axes[0].lines if line.get_markerfacecolor() == "none"]
     assert len(circles) == 12
+
+
+def mine(tmp_path: Path, rows: str, against: str) -> Results:
+    (tmp_path / "mine.toml").write_text(
+        f'title = "Mine"\nbase = "digit-sites"\nseeds = 2\n[rows]\nFedAvg = {{}}\n{rows}[against]\n{against}\n'
+    )
+    name = str(tmp_path / "mine.toml")
+    return results(name, {("", row): [0.5, 0.6] for row in find_table(name).rows})
+
+
+def test_lines_of_one_algorithm_are_told_apart(tmp_path: Path) -> None:
+    rows = "".join(
+        f'"{p} {lr}" = {{algorithm = {{name = "fedfa", p = {p}}}, lr = {lr}}}\n'
+        for p in (0.1, 0.9)
+        for lr in (0.01, 0.5)
+    )
+    (part,) = parts(mine(tmp_path, rows, 'p = "algorithm.p"'))
+    assert list(part.lines) == ["FedFA lr=0.01", "FedFA lr=0.5"] and part.places == ("0.1", "0.9")
+    assert all([point.at for point in points] == ["0.1", "0.9"] for points in part.lines.values())
+
+
+@pytest.mark.parametrize(
+    ("setting", "values", "places"),
+    [
+        ("optimizer", ('"sgd"', '"adam"'), ("sgd", "adam")),
+        ("algorithm", ('"fedprox"', '"fedfa"'), ("fedprox", "fedfa")),
+        ("network.stages", ("[2]", "[1, 2]"), ("1+2", "2")),
+    ],
+)
+def test_what_stands_along_an_axis_need_be_no_number(
+    setting: str, values: tuple[str, str], places: tuple[str, ...], tmp_path: Path
+) -> None:
+    pytest.importorskip("matplotlib")
+    rows = "".join(f'row{number} = {{"{setting}" = {value}}}\n' for number, value in enumerate(values))
+    found = mine(tmp_path, rows, f'what = "{setting}"')
+    (part,) = parts(found)
+    assert set(part.places) == set(places) and len(part.lines) == 1
+    assert draw_against(found) is not None
 
 
 def test_a_table_without_such_a_figure_or_without_runs_has_none() -> None:

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -115,7 +116,7 @@ def test_rules_and_rows(whole: Path, tmp_path: Path) -> None:
     words = ["digit-sites", *SMALL, "--table-only", "--from", whole, "-o", tmp_path]
     told = fedfa(*words, "--rule", "best", "--only", "fedfa")
     assert "by the rule 'best by validation'" in told and "FedProx" not in told
-    best = {row["row"]: row["average"] for row in rows(tmp_path / "tables" / f"{CALLED}.csv")}
+    best = {row["row"]: row["average"] for row in rows(tmp_path / "tables" / f"{CALLED}-by-best.csv")}
     fedfa(*words)
     last = {row["row"]: row["best_by_val"] for row in rows(tmp_path / "tables" / f"{CALLED}.csv")}
     assert best["FedFA"] == last["FedFA"]
@@ -269,6 +270,90 @@ def test_a_mistake_leaves_a_table_as_it_was(whole: Path, tmp_path: Path) -> None
     fedfa("digit-sites", *SMALL, "held_out=nobody", "-o", tmp_path / "runs", code=2)
     fedfa("digit-sites", "--rounds", "4", "--table-only", "--from", tmp_path / "runs", "-o", tmp_path / "runs")
     assert table.read_text() == before
+
+
+def test_what_was_left_out_is_told(tmp_path: Path) -> None:
+    """A row whose updates were all refused has the numbers of the initial weights."""
+    table = tmp_path / "own.toml"
+    table.write_text("title = 'Mine'\nbase = 'digit-sites'\nseeds = 1\n[rows]\nA = {}\nB = {lr = 1e30}\n")
+    words = ["--rounds", "2", "split.fraction=0.2", "device=cpu", "-o", tmp_path]
+    assert "not all of their numbers were finite: B 8 of 8." in fedfa(table, *words)
+    told = CliRunner().invoke(app, ["tune", str(table), "--trials", "1", *map(str, words)]).output
+    assert "updates were left out in 1 of 2 trials: B 1" in told
+
+
+def test_the_paper_s_numbers_stand_beside_its_own_clients_alone(made_up: Path, tmp_path: Path) -> None:
+    shutil.copytree(made_up / "office_caltech10", tmp_path / "data" / "office_caltech10")
+    small = ["--seeds", "1", "--rounds", "1", "network.width=0.05", "source.size=64", "batch_size=4", "device=cpu"]
+    words = ["--data", tmp_path / "data", *small, "-o", tmp_path / "runs"]
+    assert "one run" in fedfa("office-main", "--only", "FedFA", *words)
+    told = fedfa("office-main", "--only", "FedFA", *words, "held_out=webcam")
+    assert "one run" not in told and "other clients: these runs are with webcam held out." in told
+    shutil.rmtree(tmp_path / "data" / "office_caltech10" / "caltech")
+    words[-1] = tmp_path / "others"
+    told = fedfa("office-main", "--only", "FedFA", *words)
+    assert "office_caltech10: site caltech is missing" in told
+    told += fedfa("office-variants", "--only", "FedFA", *words)
+    assert "one run" not in told and told.count("other clients: these runs are without caltech.") == 2
+
+
+def test_changes_that_make_rows_the_same_are_refused(tmp_path: Path) -> None:
+    words = ["--table-only", "--from", tmp_path, "-o", tmp_path]
+    told = fedfa("digit-sites", "algorithm=fedsam", *words, code=2)
+    assert "digit-sites: 'FedAvg' and 'FedProx' would be the same runs with algorithm=fedsam" in told
+    told = fedfa("prostate-fractions", "split.fraction=0.5", "split.smallest=1", *words, code=2)
+    assert "'1/6, FedAvg' and '2/6, FedAvg' would be the same runs with" in told
+
+
+def test_tables_that_make_no_sense_of_names(tmp_path: Path) -> None:
+    table = tmp_path / "own.toml"
+    start = "title = 'Mine'\nbase = 'digit-sites'\n"
+    for more, told in (
+        ("[rows]\nA = {}\n[variants.'a/../../b']\nwhy = 'x'\n", "the name 'a/../../b'"),
+        ("[rows]\nA = {}\n[variants.paper]\nwhy = 'x'\n", "variant paper: that is what the table is called"),
+        ("[rows]\nA = {}\n[groups]\n'' = {}\ncurves = {lr = 0.2}\n", "a group may not be called curves"),
+        ("held_out = ['']\n[rows]\nA = {}\n", "held_out: names of clients"),
+        ("held_out = ['fax', 'fax']\n[rows]\nA = {}\n", "held_out: names of clients"),
+        ("[rows]\n'A\\nB' = {}\n".replace("'", '"'), "titles and rows' names are printed"),
+        ("[rows]\n'' = {}\n", "titles and rows' names are printed"),
+        ("[rows]\nA = {}\n[groups]\n'\\u001b' = {}\n".replace("'", '"'), "groups' names are printed"),
+        ("seeds = 1000000000\n[rows]\nA = {}\n", "seeds: Input should be less than or equal to 1000"),
+        ("like = 'sub/own'\n[rows]\nA = {}\n", "sub/own.toml"),
+        ("like = 'a\\u0000b'\n[rows]\nA = {}\n".replace("'", '"'), "cannot be read"),
+        (f"x = {'[' * 5000}{']' * 5000}\n", "cannot be read"),
+    ):
+        table.write_text(start + more)
+        assert told in fedfa(table, "-o", tmp_path / "runs", code=2)
+
+
+def test_rounds_said_twice(tmp_path: Path) -> None:
+    told = fedfa("digit-sites", "--rounds", "2", "rounds=3", "-o", tmp_path, code=2)
+    assert "--rounds 2 and rounds=3: say one of them" in told
+    assert "are missing" in fedfa("digit-sites", "--rounds", "2", "rounds=2", "--table-only", "-o", tmp_path)
+
+
+def test_a_reader_that_goes_away_is_no_error() -> None:
+    command = f"{sys.executable} -m fedfa reproduce | head -n 1"
+    found = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, check=False)
+    assert (found.returncode, found.stderr) == (0, "") and found.stdout.startswith("table")
+
+
+def test_folders_that_cannot_be_written_are_told_of_first(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    told = fedfa("digit-sites", *SMALL, "--summaries", tmp_path / "file" / "sub", "-o", tmp_path / "runs", code=2)
+    assert "--summaries: " in told and told.endswith("file is a file, not a folder\n")
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252", "latin1"])
+def test_output_of_other_encodings(whole: Path, tmp_path: Path, encoding: str) -> None:
+    """The table's minus and dash are not in all of them, and its files are UTF-8 in any case."""
+    words = [sys.executable, "-m", "fedfa", "reproduce", "digit-sites", *SMALL, "--table-only", "--from", str(whole)]
+    environment = {**os.environ, "PYTHONIOENCODING": encoding, "PYTHONUTF8": "0"}
+    found = subprocess.run([*words, "-o", str(tmp_path)], capture_output=True, env=environment, check=False)
+    assert found.returncode == 0, found.stderr
+    assert "- FedAvg" in found.stdout.decode(encoding)
+    assert (tmp_path / "tables" / f"{CALLED}.md").read_text("utf-8") == (whole / "tables" / f"{CALLED}.md").read_text()
 
 
 def test_damaged_runs(whole: Path, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import fedfa
 from fedfa import Run, UserError
 from fedfa.cli import app
 from fedfa.experiment import parse_overrides
-from fedfa.reproduce.play import read_tuned
+from fedfa.reproduce.play import Tuned, read_tuned
 from fedfa.reproduce.table import Choice, find_table, lay_out
 from fedfa.reproduce.tune import STRENGTHS, best_of, compared, find_target, trials, validation
 
@@ -106,12 +106,40 @@ def test_tuned_settings_are_used_and_kept_apart(tmp_path: Path) -> None:
     words = ["digit-sites", "--seeds", "1", "--only", "FedFA", *QUICK, "-o", tmp_path]
     assert "tuned on validation data" in command("reproduce", *words, "--tuned", path)
     assert "tuned on validation data" not in command("reproduce", *words)
-    told = command("reproduce", *words, "--tuned", path, "rounds=2", "--table-only")
+    more = ["digit-sites", "--seeds", "1", "--only", "FedFA", "--rounds", "2", *QUICK[2:], "-o", tmp_path]
+    told = command("reproduce", *more, "--tuned", path, "--table-only")
     assert "tuned on validation data over 1 round, 2 rounds" in " ".join(told.split()), (
         "which may not be what suits two"
     )
     names = {file.name for file in (tmp_path / "tables").glob("*.md")}
-    assert names == {"digit-sites-rounds-1-split.fraction-0.1.md", "digit-sites-tuned-rounds-1.md"}
+    assert names == {"digit-sites-rounds-1-split.fraction-0.1.md", "digit-sites-tuned-rounds-1-split.fraction-0.1.md"}
+
+
+def test_what_all_trials_had_is_told_and_what_was_searched_for_is_not_changed(tmp_path: Path) -> None:
+    for share in (0.1, 0.2):
+        words = ["digit-sites", "--only", "FedFA", "--rounds", "1", "device=cpu", "-q", "-o", tmp_path]
+        path = tmp_path / f"{share}.toml"
+        command("tune", *words, "--trials", "2", f"split.fraction={share}", "--file", path)
+        for more in ([], [f"split.fraction={share}"]):
+            told = command("reproduce", *words, "--seeds", "1", "--tuned", path, *more)
+            assert f"tuned on validation data, 1 round, with split.fraction={share}: " in " ".join(told.split())
+    names = {file.name for file in (tmp_path / "tables").glob("*.md")}
+    assert names == {f"digit-sites-tuned-rounds-1-split.fraction-{share}.md" for share in (0.1, 0.2)}
+    told = command("reproduce", *words, "--tuned", path, "lr=0.01", code=2)
+    assert "lr was searched for by" in told or "was tuned for" in told
+
+
+def test_other_files_are_not_written_over(tmp_path: Path) -> None:
+    table = tmp_path / "own.toml"
+    table.write_text(before := "title = 'Mine'\nbase = 'digit-sites'\n[rows]\nA = {}\n")
+    words = ["tune", table, *QUICK, "-o", tmp_path]
+    assert "is no file of `fedfa tune`, and stays as it is" in command(*words, "--file", table, code=2)
+    assert table.read_text() == before
+    path = tmp_path / "found.toml"
+    command(*words, "--trials", "1", "--file", path)
+    found = path.read_text()
+    assert "was of another search" in command(*words, "--trials", "2", "--file", path)
+    assert path.with_name("found.before.toml").read_text() == found != path.read_text()
 
 
 def test_the_command_that_is_printed_works(tmp_path: Path) -> None:
@@ -143,7 +171,7 @@ def test_an_experiment_is_a_table_of_one_row(tiny_file: Path) -> None:
 def test_settings_for_another_table_are_refused(tmp_path: Path) -> None:
     table, path = find_table("digit-sites"), tmp_path / "tuned.toml"
     path.write_text('table = "digit-sites"\nvariant = "paper"\n[rows.FedAvg]\nlr = 0.1\n')
-    assert read_tuned(path, table, "", ["FedAvg"]) == ({"FedAvg": {"lr": 0.1}}, None)
+    assert read_tuned(path, table, "", ["FedAvg"]) == Tuned({"FedAvg": {"lr": 0.1}})
     with pytest.raises(UserError, match="no settings for FedFA"):
         read_tuned(path, table, "", ["FedAvg", "FedFA"])
     with pytest.raises(UserError, match="tuned for variant 'paper', not 'code'"):

@@ -48,12 +48,14 @@ def divide(
 
 
 def notes_of(pool: Pool) -> tuple[str, ...]:
-    """What a run should say of its data: that files were left out, if some were."""
+    """What a run should say of its data: that sites are absent or files were left out, if some were."""
+    notes = [f"{pool.name}: {problem.what}" for problem in pool.problems if problem.absent]
     left_out = [problem for problem in pool.problems if problem.left_out]
-    if not left_out:
-        return ()
-    first = f"{left_out[0].file}: {left_out[0].what}"
-    return (f"{pool.name}: {len(left_out)} files or folders were left out ({first}); fedfa data check says which",)
+    if left_out:
+        first = f"{left_out[0].file}: {left_out[0].what}"
+        many = f"{len(left_out)} files or folders were left out"
+        notes.append(f"{pool.name}: {many} ({first}); fedfa data check says which")
+    return tuple(notes)
 
 
 def _as_asked(pool: Pool, splits: Splits) -> Pool:

@@ -29,6 +29,11 @@ class Problem:
         """Whether it cost a file its place: all readers say so in these words."""
         return "left out" in self.what
 
+    @property
+    def absent(self) -> bool:
+        """Whether a whole part of the data set is not there: all readers say so in these words."""
+        return not self.file and self.what.endswith("is missing")
+
 
 @dataclass(frozen=True)
 class Pool:

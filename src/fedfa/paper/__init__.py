@@ -25,6 +25,13 @@ class PaperTable:
     rows: Mapping[str, tuple[float, ...]]
     """For every row a number a column, then the average."""
 
+    @property
+    def clients(self) -> tuple[str, ...]:
+        """Whose numbers they are; of a table that has averages alone, what another of the same benchmark says."""
+        benchmark = self.name.partition("-")[0]
+        alike = (table.columns for table in tables().values() if table.name.partition("-")[0] == benchmark)
+        return self.columns or next(filter(None, alike), ())
+
     def average(self, row: str) -> float | None:
         """The row's printed average; None where the paper has no such row."""
         return self.rows[row][-1] if row in self.rows else None

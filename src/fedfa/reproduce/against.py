@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedfa.experiment import COSMETIC, Experiment
 from fedfa.report.beside import METHODS
+from fedfa.report.compare import flat, told_apart
 from fedfa.report.figures import INSIDE, ink
 from fedfa.reproduce.results import AVERAGE, Results
 from fedfa.reproduce.table import GROUPS
@@ -53,7 +54,7 @@ def parts(results: Results) -> list[Part]:
 def _by_group(results: Results, title: str) -> Part:
     lines: dict[str, list[Point]] = {}
     for group, rows in results.groups.items():
-        paper = results.table.paper_of(group)
+        paper = None if results.others_clients else results.table.paper_of(group)
         for row in rows:
             if (found := row.get(results.rule, AVERAGE)) is not None:
                 known = None if paper is None else paper.average(row.series.name)
@@ -63,35 +64,54 @@ def _by_group(results: Results, title: str) -> Part:
 
 def _by_setting(results: Results, title: str, setting: str) -> Part:
     """Rows whose experiments differ in one setting alone are a line; rows by themselves are none."""
-    by_rest: dict[str, list[tuple[Any, str, Point]]] = {}
+    by_rest: dict[str, dict[str, Point]] = {}
+    firsts: dict[str, Experiment] = {}
+    order: dict[str, float] = {}
+    """Where a value stands: numbers by their size, others as they come."""
     level = None
     for row in (row for rows in results.groups.values() for row in rows):
         found = row.get(results.rule, AVERAGE)
         if found is None:
             continue
         experiment = row.series.cells[0].experiment
-        value, rest = _without(experiment, setting)
+        value, rest, _ = _without(experiment, setting)
         if value is not None:
-            name = METHODS.get(experiment.algorithm["name"], experiment.algorithm["name"])
-            by_rest.setdefault(rest, []).append((value, name, Point(f"{value:g}", found, row.difference)))
+            number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            place = f"{value:g}" if number else _told(value)
+            order.setdefault(place, value if number else len(order))
+            by_rest.setdefault(rest, {})[place] = Point(place, found, row.difference)
+            firsts.setdefault(rest, experiment)
         elif row.series.name == results.table.first:
             level = found.mean
-    lines: dict[str, list[Point]] = {}
-    values: set[Any] = set()
-    for members in by_rest.values():
-        found_at = {value: point for value, _, point in sorted(members, key=lambda member: member[0])}
-        if len(found_at) > 1:
-            lines[members[0][1]] = list(found_at.values())
-            values |= found_at.keys()
-    return Part(title, tuple(f"{value:g}" for value in sorted(values)), lines, level)
+    lines = {rest: [by_place[place] for place in sorted(by_place, key=order.__getitem__)]
+             for rest, by_place in by_rest.items() if len(by_place) > 1}  # fmt: skip
+    names = told_apart([flat(_without(firsts[rest], setting)[2]) for rest in lines], "algorithm.name")
+    places = {point.at for points in lines.values() for point in points}
+    named = dict(zip(map(_method, names), lines.values(), strict=True))
+    return Part(title, tuple(sorted(places, key=order.__getitem__)), named, level)
 
 
-def _without(experiment: Experiment, setting: str) -> tuple[Any, str]:
-    """An experiment's value of a setting, None where it has none, and all of the rest as one text."""
+def _method(label: str) -> str:
+    """A label that begins with an algorithm's name, which is written as people write it."""
+    name, space, rest = label.partition(" ")
+    return f"{METHODS.get(name, name)}{space}{rest}"
+
+
+def _told(value: Any) -> str:
+    """A value that is no number: a component by its name, a list by its parts."""
+    if isinstance(value, Mapping):
+        return str(value.get("name", value))
+    return "+".join(map(_told, value)) if isinstance(value, (list, tuple)) else str(value)
+
+
+def _without(experiment: Experiment, setting: str) -> tuple[Any, str, dict[str, Any]]:
+    """An experiment's value of a setting, None where it has none, and all of the rest as one text, and as it is."""
     plain = experiment.model_dump(mode="json", exclude=COSMETIC | {"name", "seed"})
     where, _, key = setting.rpartition(".")
     holder = plain.get(where, {}) if where else plain
-    return holder.pop(key, None), json.dumps(plain, sort_keys=True)
+    value = holder.pop(key, None)
+    plain.setdefault("algorithm", {"name": ""})  # where it stands along the axis itself
+    return value, json.dumps(plain, sort_keys=True), plain
 
 
 def draw_against(results: Results) -> Figure | None:

@@ -34,12 +34,13 @@ def changes(table: Table, choice: Choice) -> dict[str, Any]:
     return found
 
 
-def file_name(table: Table, choice: Choice, changed: Mapping[str, Any]) -> str:
-    """What a table's files are called: those of other settings have other names, so that a trial of two rounds does
-    not take the place of the whole table. Fewer rows or seeds are a part of the same one."""
+def file_name(table: Table, choice: Choice, changed: Mapping[str, Any], rule: str = "") -> str:
+    """What a table's files are called: those of other settings or by another rule have other names, so that a trial of
+    two rounds does not take the place of the whole table. Fewer rows or seeds are a part of the same one."""
     variant = choice.variant if choice.variant not in ("", table.variant) else ""
     tuned = "tuned" if choice.tuned is not None else ""
     settings = "".join(suffix(f"{key}-{value}") for key, value in sorted(changed.items()))
     if len(settings) > LONGEST:
         settings = f"-{hashlib.sha256(settings.encode()).hexdigest()[:8]}"
-    return "-".join(part for part in (table.name, variant, tuned) if part) + settings
+    other = f"-by-{rule}" if rule not in ("", table.rule) else ""
+    return "-".join(part for part in (table.name, variant, tuned) if part) + settings + other

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 from fedfa.data.federation import fingerprint
 from fedfa.errors import UserError, some
 from fedfa.experiment import Experiment
+from fedfa.files import check_folder
 from fedfa.paper import claims
 from fedfa.registries import Reader
 from fedfa.report.beside import single_runs
@@ -38,6 +38,7 @@ from fedfa.reproduce.table import (
     lay_out,
     read_toml,
     table_names,
+    with_rounds,
 )
 from fedfa.runs import Run
 from fedfa.statistics import RULES, Rule
@@ -142,12 +143,13 @@ class _Planned:
     cells: list[Cell]
     rule: Rule
     known: _Known
-    tuned_over: int | None = None
-    """Rounds of the trials that settings come from, where these were given."""
+    tuned: Tuned
 
     @cached_property
     def changed(self) -> dict[str, Any]:
-        return changes(self.table, self.choice)
+        """What makes other runs of it than the table's own; of a search, what all of its trials had."""
+        asked = {**self.tuned.settings, **self.choice.overrides}
+        return changes(self.table, replace(self.choice, overrides=asked, tuned=None))
 
     @property
     def apart(self) -> bool:
@@ -161,6 +163,8 @@ class _Planned:
 def reproduce(names: Sequence[str], overrides: dict[str, Any], wish: Wish) -> list[Results]:
     """Run what is missing of some tables, and make the tables. Runs of all of them go side by side, and one that two
     tables have is played once."""
+    if wish.summaries is not None:
+        check_folder(wish.summaries, "--summaries")
     plans = [_plan(name, overrides, wish) for name in dict.fromkeys(names)]
     if twice := [name for name, count in Counter(plan.table.name for plan in plans).items() if count > 1]:
         raise UserError(f"two tables are called {twice[0]}: their files would have one name")
@@ -198,14 +202,16 @@ def _plan(name: str, overrides: dict[str, Any], wish: Wish) -> _Planned:
     only = split_names(wish.only)
     rows = chosen_rows(table, only)
     chosen_variant(table, wish.variant)  # before data are asked for
-    tuned, tuned_over = (None, None) if wish.tuned is None else read_tuned(wish.tuned, table, wish.variant, rows)
+    tuned = Tuned() if wish.tuned is None else read_tuned(wish.tuned, table, wish.variant, rows)
     where = {} if wish.table_only else find_data(table, wish.data)
-    rounds = {} if wish.rounds is None else {"rounds": wish.rounds}
-    choice = Choice(wish.seeds, only, wish.variant, {**where, **rounds, **overrides}, tuned)
+    overrides = with_rounds(overrides, wish.rounds)
+    choice = Choice(wish.seeds, only, wish.variant, {**where, **overrides}, tuned.rows)
+    for key in sorted(tuned.searched & overrides.keys()):
+        raise UserError(f"{key} was searched for by {wish.tuned}: leave it out, or leave --tuned out")
     precisely = "precision" in overrides or any("precision" in settings for settings in table.rows.values())
     cells = lay_out(table, choice)
     known = _Known(wish.sources or tuple(filter(Path.is_dir, [wish.out])), precisely, not wish.table_only)
-    plan = _Planned(table, choice, cells, rule, known, tuned_over)
+    plan = _Planned(table, choice, cells, rule, known, tuned)
     missing = [] if wish.table_only else plan.missing()
     if missing:
         check_data(table, missing[0].experiment)
@@ -231,11 +237,7 @@ def try_out(experiments: Mapping[str, Experiment], out: Path) -> None:
             wrong.append(error)
     else:
         raise wrong[0]
-    there = next((place for place in (out, *out.absolute().parents) if place.exists()), out)
-    if not there.is_dir():
-        raise UserError(f"--out: {there} is a file, not a folder")
-    if not os.access(there, os.W_OK):
-        raise UserError(f"--out: {there} may not be written to")
+    check_folder(out, "--out")
 
 
 def _distinct(cells: Sequence[tuple[str, Cell]]) -> dict[str, Experiment]:
@@ -272,17 +274,35 @@ def _rule(asked: str, own: Rule) -> Rule:
     raise UserError(f"--rule is {', '.join(RULES)}, not {asked!r}")
 
 
-def read_tuned(
-    path: Path, table: Table, variant: str, rows: Sequence[str]
-) -> tuple[dict[str, dict[str, Any]], int | None]:
-    """The settings that `fedfa tune` has written for rows of a table, and the rounds of its trials, if not the table's
-    own."""
+@dataclass(frozen=True)
+class Tuned:
+    """What a search has found."""
+
+    rows: Mapping[str, dict[str, Any]] | None = None
+    """The settings of rows; None without a search."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """What all of its trials had of the command line; rows have it too."""
+    rounds: int | None = None
+    """The rounds of its trials, if not the table's own."""
+    searched: frozenset[str] = frozenset()
+    """What was drawn."""
+
+
+def read_tuned(path: Path, table: Table, variant: str, rows: Sequence[str]) -> Tuned:
+    """What `fedfa tune` has written for rows of a table."""
     content = read_toml(path)
-    there, rounds = content.get("rows", {}), content.get("rounds")
+    there, rounds, settings = content.get("rows", {}), content.get("rounds"), content.get("settings", {})
+    tried = content.get("tried", {})
     if not isinstance(there, dict) or not all(isinstance(settings, dict) for settings in there.values()):
         raise UserError(f"{path} is not a file of `fedfa tune`: [rows.NAME] has the settings of a row")
-    if not isinstance(rounds, int | None):
-        raise UserError(f"{path} is not a file of `fedfa tune`: rounds is a number")
+    if rounds is not None and (type(rounds) is not int or rounds < 1):
+        raise UserError(f"{path} is not a file of `fedfa tune`: rounds is a number from 1 on")
+    if not isinstance(settings, dict):
+        raise UserError(f"{path} is not a file of `fedfa tune`: [settings] has what all trials had")
+    try:
+        searched = frozenset(key for row in rows for trial in tried.get(row, ()) for key in trial) - {"validation"}
+    except (AttributeError, TypeError):
+        raise UserError(f"{path} is not a file of `fedfa tune`: [tried] has a list of trials a row") from None
     asked = {"table": table.name, "variant": variant or table.variant}
     for key, value in asked.items():
         if content.get(key) != value:
@@ -291,7 +311,7 @@ def read_tuned(
     lacking = [row for row in rows if row not in found]
     if lacking:
         raise UserError(f"{path} has no settings for {some(lacking)}: a comparison is fair if all rows are tuned")
-    return {row: found[row] for row in rows}, rounds
+    return Tuned({row: found[row] for row in rows}, settings, rounds, searched)
 
 
 def play_all(
@@ -340,7 +360,7 @@ def _make(results: Results, plan: _Planned, wish: Wish) -> None:
     told = f", variant {variant!r} ({table.variants[variant].why})" if variant else ""
     rounds = counted(cells[0].experiment.rounds)
     if choice.tuned is not None:
-        over = counted(plan.tuned_over) if plan.tuned_over else "its own rounds" if "rounds" in plan.changed else rounds
+        over = counted(plan.tuned.rounds or table_rounds(table, choice))
         told += f", tuned on validation data{f' over {over}' if over != rounds else ''}"
     told += f", {rounds}"
     others = [f"{key}={value}" for key, value in plan.changed.items() if key != "rounds"]
@@ -352,13 +372,19 @@ def _make(results: Results, plan: _Planned, wish: Wish) -> None:
         print()
     for note in notes:
         print(note)
-    stem = wish.out / "tables" / file_name(table, choice, plan.changed)
+    stem = wish.out / "tables" / file_name(table, choice, plan.changed, plan.rule)
     if not any(series.runs for series in results.series):
         print("no run of it is there, so no file was written")
         return
     curves = curves_csv(results)
     written = [*write_files(stem, table.name, made, notes, curves), *draw(results, stem)]
     print(f"wrote {', '.join(str(path) for path in written)}")
+
+
+def table_rounds(table: Table, choice: Choice) -> int:
+    """How many rounds the table has by itself."""
+    own = {key: value for key, value in choice.overrides.items() if key != "rounds"}
+    return lay_out(table, replace(choice, seeds=1, overrides=own))[0].experiment.rounds
 
 
 def counted(rounds: int) -> str:
@@ -371,8 +397,14 @@ def _notes(results: Results, plan: _Planned) -> list[str]:
     notes = list(table.notes)
     if table.cost_of:
         notes += claims(table.cost_of)
+    if results.others_clients and table.kind != "cost":
+        notes.append(f"The paper's numbers are of other clients: these runs are {results.others_clients}.")
+    if results.refused:
+        counts = ", ".join(f"{row} {count:,} of {of:,}" for row, (count, of) in results.refused.items())
+        notes.append(f"Updates were left out, since not all of their numbers were finite: {counts}.")
     for group, rows in results.groups.items():
-        if (paper := table.paper_of(group)) is not None and table.kind != "cost":
+        paper = None if results.others_clients else table.paper_of(group)
+        if paper is not None and table.kind != "cost":
             beside = {row.series.name: (paper.average(row.series.name), row.get(results.rule, AVERAGE)) for row in rows}
             told = single_runs(beside)
             notes += [f"{group}: {told}" if group else told] if told else []

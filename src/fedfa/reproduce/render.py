@@ -34,7 +34,7 @@ def tables(results: Results, told: str) -> list[text.Table]:
         if results.table.kind == "cost":
             made.append(_costs(name, f"{title}{told}", rows, results.table.first))
             continue
-        paper = results.table.paper_of(group)
+        paper = None if results.others_clients else results.table.paper_of(group)
         made.append(_scores(name, title, told, results, rows, paper))
         if paper is not None and paper.columns:
             made.append(_paper(f"{name}-paper", paper, rows))
@@ -47,7 +47,7 @@ def _scores(
     rule, first = results.rule, results.table.first
     shown = results.columns if len(results.columns) <= MOST_CLIENTS else ()
     unseen, many = bool(results.table.held_out), 0 if shown else results.clients
-    absent = () if unseen else results.absent
+    absent = results.absent
     columns = [Column("", ("row",), numeric=False), Column("seeds", ("seeds", "of"))]
     columns += [Column(f"{client} (unseen)" if client in absent else client, _keys(client)) for client in shown]
     columns += [Column(AVERAGE, _keys(AVERAGE)), Column(LEVEL_TEXT, (f"{AVERAGE}_low", f"{AVERAGE}_high"))]

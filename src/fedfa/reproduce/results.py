@@ -118,9 +118,35 @@ class Results:
 
     @property
     def absent(self) -> list[str]:
-        """Clients that settings hold out."""
+        """Clients that settings hold out; not those that the table does, one after the other."""
+        if self.table.held_out:
+            return []
         held = (cell.experiment.held_out for series in self.series for cell in series.cells)
         return sorted({name for names in held for name in names})
+
+    @property
+    def others_clients(self) -> str:
+        """Why the paper's numbers are of other clients than these runs'; empty where they are not."""
+        papers = [paper for group in self.groups if (paper := self.table.paper_of(group)) is not None]
+        wanted = {name for paper in papers for name in paper.clients}
+        lacking, more = sorted(wanted - {*self.columns}), sorted({*self.columns} - wanted)
+        if not wanted or not self.columns or not (lacking or more or self.absent):
+            return ""
+        told = [f"without {', '.join(lacking)}"] * bool(lacking) + [f"with {', '.join(more)}"] * bool(more)
+        told += [f"with {', '.join(self.absent)} held out"] * bool(self.absent and not lacking and not more)
+        return " and ".join(told)
+
+    @property
+    def refused(self) -> dict[str, tuple[int, int]]:
+        """Rows some of whose updates were left out: how many, and of how many."""
+        found: dict[str, tuple[int, int]] = {}
+        for series in self.series:
+            lines = [line for _, run in series.runs for line in run.metrics]
+            left_out = sum(len(line.get("refused", ())) for line in lines)
+            if left_out:
+                before, of = found.get(series.name, (0, 0))
+                found[series.name] = before + left_out, of + sum(len(line["clients"]) for line in lines)
+        return found
 
     @property
     def data_sets(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -199,7 +200,7 @@ def _lines(found: Mapping[str, Any]) -> list[dict[str, Any]]:
 def find_summaries(folder: Path, precisely: bool = False) -> dict[str, list[Run | RunSummary]]:
     """All complete runs in a folder, and in the folders in it, by their :func:`identity`: run folders, and files of
     summaries; runs of one experiment, on two machines or of two folders of data say, as they were started. Other JSON
-    files are passed over."""
+    files are passed over, and so are damaged ones, which are told of."""
     if not folder.is_dir():
         raise UserError(f"there is no folder {folder}")
     found: list[tuple[str, Run | RunSummary]] = []
@@ -215,7 +216,11 @@ def find_summaries(folder: Path, precisely: bool = False) -> dict[str, list[Run 
             continue
         for name in files:
             if name.endswith(".json") and _is_summary(Path(place) / name):
-                summary = read_summary(Path(place) / name)
+                try:
+                    summary = read_summary(Path(place) / name)
+                except UserError as error:
+                    print(f"{error}: passed over", file=sys.stderr)
+                    continue
                 if summary.done and summary.identity is not None:
                     found.append((identity(summary.experiment, precisely), summary))
     by_name: dict[str, list[Run | RunSummary]] = {}

@@ -6,7 +6,8 @@ import os
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,7 +18,7 @@ from fedfa.experiment import Experiment, load
 from fedfa.paper import PaperTable, paper_table
 from fedfa.registries import Reader
 from fedfa.registry import nearest
-from fedfa.statistics import Rule
+from fedfa.statistics import MOST_SEEDS, Rule
 
 Settings = dict[str, Any]
 GROUPS = "groups"
@@ -50,7 +51,7 @@ class Table(BaseModel):
     stand_in: str = ""
     """The table that takes this one's place where its data are not to be had."""
     kind: Literal["scores", "cost"] = "scores"
-    seeds: int = Field(default=5, ge=1)
+    seeds: int = Field(default=5, ge=1, le=MOST_SEEDS)
     rule: Rule = "last"
     reference: str = ""
     """The row that others are compared with, seed by seed; the first, unless named."""
@@ -76,6 +77,10 @@ class Table(BaseModel):
         rows, groups = self.rows, self.groups
         if not re.fullmatch(r"[\w.-]+", self.name):
             raise ValueError(f"the name {self.name!r}: letters, digits, '.', '_' and '-', since files are named by it")
+        if odd := [name for name in (self.title, *rows) if not name.strip() or not name.isprintable()]:
+            raise ValueError(f"the name {odd[0]!r}: titles and rows' names are printed, in one line")
+        if odd := [name for name in groups if name and not name.isprintable()]:
+            raise ValueError(f"the name {odd[0]!r}: groups' names are printed, in one line")
         if not groups:
             raise ValueError("[groups] is empty: leave it out")
         if self.reference and self.reference not in rows:
@@ -85,14 +90,23 @@ class Table(BaseModel):
                 raise ValueError(f"variant {name}: there is no row {unknown[0]!r}; {nearest(unknown[0], rows)}")
         if isinstance(self.paper, dict) and (unknown := [group for group in self.paper if group not in groups]):
             raise ValueError(f"paper: there is no group {unknown[0]!r}; {nearest(unknown[0], groups)}")
-        if len({suffix(group) for group in groups}) < len(groups):
+        endings = [suffix(group) for group in groups]
+        if len({*endings}) < len(groups):
             raise ValueError("two groups differ in signs alone, and their files would have one name")
+        if taken := [ending[1:] for ending in endings if ending.endswith(("-curves", "-paper", "-figure"))]:
+            raise ValueError(f"a group may not be called {taken[0]}, as another of the table's files is")
         given = [self.settings, *rows.values(), *groups.values(), *(one.settings for one in self.variants.values())]
         if any("seed" in settings for settings in given):
             raise ValueError("seed is not a setting of a table: seeds says how many, from 0 on")
         varied = {setting for setting in self.against.values() if setting == GROUPS or _varied(setting, rows)}
         if unknown := sorted({*self.against.values()} - varied):
             raise ValueError(f"against: no two rows differ in {unknown[0]!r}")
+        if named := [name for name in self.variants if not re.fullmatch(r"[\w.-]+", name)]:
+            raise ValueError(f"the name {named[0]!r}: letters, digits, '.', '_' and '-', since files are named by it")
+        if self.variant in self.variants:
+            raise ValueError(f"variant {self.variant}: that is what the table is called as it stands")
+        if len({*self.held_out}) < len(self.held_out) or "" in self.held_out:
+            raise ValueError("held_out: names of clients, each once")
         if self.held_out and any("held_out" in settings for settings in given):
             raise ValueError("held_out is said for the table: no settings may say it once more")
         return self
@@ -180,7 +194,28 @@ def lay_out(table: Table, choice: Choice) -> list[Cell]:
                     except UserError as error:
                         raise UserError(f"{table.name}, row {row!r}: {error}") from None
                     cells.append(Cell(group, row, seed, held_out, experiment))
+    _same_rows(table, choice, cells)
     return cells
+
+
+def _same_rows(table: Table, choice: Choice, cells: Sequence[Cell]) -> None:
+    """Refuse changes that make one run of what are two, and would go by both names."""
+
+    def runs(cells: Sequence[Cell]) -> dict[tuple[str, str], str]:
+        first = (cell for cell in cells if cell.seed == 0 and cell.held_out == cells[0].held_out)
+        return {(cell.group, cell.row): cell.experiment.title for cell in first}
+
+    if not choice.overrides:
+        return
+    changed = runs(cells)
+    if len({*changed.values()}) == len(changed):
+        return
+    own = runs(lay_out(table, replace(choice, seeds=1, overrides={})))
+    for one, other in combinations(changed, 2):
+        if changed[one] == changed[other] and own[one] != own[other]:
+            rows = " and ".join(repr(", ".join(filter(None, place))) for place in (one, other))
+            keys = ", ".join(f"{key}={value}" for key, value in choice.overrides.items() if key != "source.path")
+            raise UserError(f"{table.name}: {rows} would be the same runs with {keys}")
 
 
 def _refuse(table: Table, choice: Choice) -> None:
@@ -277,7 +312,7 @@ def _merged(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
             "needs": "",
             "folder": "",
         }
-        content = {**_merged(path.with_name(f"{like}.toml"), (*seen, path)), **inherited, **content}
+        content = {**_merged(path.parent / f"{like}.toml", (*seen, path)), **inherited, **content}
     return content
 
 
@@ -286,8 +321,17 @@ def read_toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text("utf-8"))
     except FileNotFoundError:
         raise UserError(f"no file {path}") from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path} cannot be read: {error}") from None
+
+
+def with_rounds(overrides: Settings, rounds: int | None) -> Settings:
+    """Changes, with the number of rounds that an option asks for."""
+    if rounds is None:
+        return overrides
+    if overrides.get("rounds", rounds) != rounds:
+        raise UserError(f"--rounds {rounds} and rounds={overrides['rounds']}: say one of them")
+    return {"rounds": rounds, **overrides}
 
 
 # Data

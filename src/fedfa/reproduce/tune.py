@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shlex
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +13,7 @@ from typing import Any
 
 from fedfa.errors import UserError
 from fedfa.experiment import Experiment, builtin_experiments, load
-from fedfa.files import write_text
+from fedfa.files import check_folder, write_text
 from fedfa.registry import nearest
 from fedfa.reproduce.names import changes, file_name
 from fedfa.reproduce.play import complain, play_all, split_names, try_out
@@ -27,6 +29,7 @@ from fedfa.reproduce.table import (
     lay_out,
     read_toml,
     table_names,
+    with_rounds,
 )
 from fedfa.runs import Run
 from fedfa.statistics import LAST, recent, summarise
@@ -143,13 +146,14 @@ class Search:
 def tune(name: str, overrides: Settings, search: Search) -> Path:
     """Search, and write what was found."""
     table = find_target(name)
-    rounds = {} if search.rounds is None else {"rounds": search.rounds}
-    common = {**find_data(table, search.data), **rounds, **overrides}
+    overrides = with_rounds(overrides, search.rounds)
+    common = {**find_data(table, search.data), **overrides}
     choice = Choice(search.seeds, split_names(search.only), search.variant, common)
     cells = lay_out(table, choice)
     path = search.file or search.out / "tuned" / f"{file_name(table, choice, changes(table, choice))}.toml"
     if path.is_dir():
         raise UserError(f"--file: {path} is a folder; name the file that the settings are to go to")
+    check_folder(path.parent, "--file" if search.file else "--out")
     beside = _beside(path, table, search, overrides)  # which must be readable, before anything is played
     tried: dict[str, list[Settings]] = {}
     runs: dict[str, Experiment] = {}
@@ -165,10 +169,13 @@ def tune(name: str, overrides: Settings, search: Search) -> Path:
             runs[place] = experiment
             names.setdefault(experiment.title, []).append((cell.row, number))
     scores: dict[tuple[str, int], list[float]] = {}
+    diverged: set[tuple[str, int]] = set()
 
     def ended(experiment: Experiment, run: Run) -> None:
         for key in names[experiment.title]:
             scores.setdefault(key, []).append(validation(run))
+        if any(line.get("refused") for line in run.metrics):
+            diverged.update(names[experiment.title])
 
     check_data(table, cells[0].experiment)
     try_out({cell.row: cell.experiment for cell in cells}, search.out)
@@ -188,8 +195,14 @@ def tune(name: str, overrides: Settings, search: Search) -> Path:
     )
     complain(failed)
     means = {key: summarise(values).mean for key, values in scores.items()}
+    if path.is_file() and not any(beside.values()):  # of another search, whose numbers nobody has asked to lose
+        os.replace(path, before := path.with_suffix(".before.toml"))
+        print(f"{path} was of another search: it is {before} now")
     write_text(path, _toml(table, search, overrides, tried, means, beside))
     _tell(tried, means)
+    if diverged:  # whose scores may be those of initial weights
+        counts = ", ".join(f"{row} {count}" for row, count in Counter(row for row, _ in diverged).items())
+        print(f"updates were left out in {len(diverged)} of {len(means)} trials: {counts}")
     print(f"wrote {path}; use it with: {_use(name, table, search, path, overrides, tried, means)}")
     return path
 
@@ -217,7 +230,7 @@ def _use(
 def _head(table: Table, search: Search, overrides: Settings) -> dict[str, Any]:
     """What was searched, and how."""
     changed = weighty(overrides)
-    rounds = changed.pop("rounds", search.rounds)
+    rounds = changed.pop("rounds", None)
     return {
         "table": table.name,
         "variant": search.variant or table.variant,
@@ -239,6 +252,10 @@ def _common(table: Table, search: Search, overrides: Settings) -> Settings:
 def _beside(path: Path, table: Table, search: Search, overrides: Settings) -> dict[str, dict[str, Any]]:
     """What the file has of other rows from the same search: `--only` adds to it."""
     there = read_toml(path) if path.is_file() else {}
+    if there and "judged_by" not in there:
+        raise UserError(f"--file: {path} is no file of `fedfa tune`, and stays as it is: name another")
+    if not all(isinstance(there.get(key, {}), dict) for key in ("rows", "tried")):
+        raise UserError(f"--file: {path} is damaged: delete it, or name another")
     same = {key: there.get(key) for key in there if key not in ("rows", "tried")} == _head(table, search, overrides)
     return {key: there.get(key, {}) if same else {} for key in ("rows", "tried")}
 
