@@ -76,7 +76,7 @@ FUSION = "FedAvg,direct fusion,total,FedFA, corrected,FedFA, kept,FedFA, release
         (
             "digits-main-tuned",
             [
-                *("digits-main", "--only", "FedAvgM,FedProx,FedSAM"),
+                *("digits-main", "--only", "FedAvgM,FedProx,FedSAM,FedRobust"),
                 *("--tuned", str(RESULTS / "digits-main-tuned" / "tuned.toml")),
             ],
             ["digits-variants-tuned", "digits-main-tuned"],
