@@ -25,6 +25,8 @@ WRITERS = "FedProx,FedSAM,FedAvgM,FedRobust,FedMix,FedFA"
 VARIANTS = ["office-main-plain", "office-variants-plain"]
 TURNED = ["office-main", "office-variants"]
 TRANSFORMS = "FedAvg, flip and rotation,FedFA,FedFA, flip and rotation"
+SIXTH = ["split.fraction=0.1667", "split.smallest=32"]
+FUNDUS_COST = "fundus-cost-rounds-3-split.fraction-0.1667-split.smallest-32"
 FUSION = "FedAvg,direct fusion,total,FedFA, corrected,FedFA, kept,FedFA, released"
 
 
@@ -54,6 +56,7 @@ FUSION = "FedAvg,direct fusion,total,FedFA, corrected,FedFA, kept,FedFA, release
         ),
         ("pacs-main", ["pacs-main"], ["pacs-main"]),
         ("office-cost-rounds-3", ["office-cost", "--rounds", "3", "--seeds", "1"], ["office-cost"]),
+        (FUNDUS_COST, ["fundus-cost", "--rounds", "3", "--seeds", "1", *SIXTH], ["fundus-cost"]),
         ("cifar10-dir0.6", ["cifar10-dir0.6", "--only", "FedFA"], ["cifar10-dir0.6"]),
         ("cifar10-dir0.3", ["cifar10-dir0.3", "--only", "FedFA", "--seeds", "1"], ["cifar10-dir0.3"]),
         ("cifar10-dir0.6-text", ["cifar10-dir0.6", "--variant", "text", "--only", "FedFA"], ["cifar10-dir0.6-text"]),
@@ -154,7 +157,7 @@ def test_pages_quote_the_tables() -> None:
         assert f"| {' | '.join([*row[:6], *row[-4:]])} |" in page
     for row in (*cells("cifar10-dir0.6").values(), *cells("cifar10-dir0.3").values()):
         assert f"| {' | '.join([*row[:6], *row[7:]])} |" in page
-    for row in cells("office-cost-rounds-3").values():
+    for row in (*cells("office-cost-rounds-3").values(), *cells(FUNDUS_COST).values()):
         assert f"| {' | '.join([row[0], *row[2:]])} |" in page
     for row in cells("pacs-main").values():
         assert f"| {' | '.join(row[:11])} |" in page
