@@ -92,6 +92,7 @@ def test_a_wrong_key_or_value(tiny: dict[str, Any], key: str, value: Any, line: 
         ),
         ({"algorithm.": 1}, "algorithm 'fedavg' has no setting ''; it has none"),
         ({"rounds.x": 1}, "'rounds.x': 'rounds' has no settings of its own; source, network, algorithm,"),
+        ({"split": 0.2, "split.test": 0.2}, r"'split.test' is a setting of split, which is 0.2 and not a table"),
         ({"network.num_classes": 7}, "network 'tiny-net' has no setting 'num_classes'; known are dropout"),
     ],
 )

@@ -295,10 +295,12 @@ def _set(config: dict[str, Any], key: str, value: Any) -> None:
         return
     default = Experiment.model_fields[first].default if first in Experiment.model_fields else {}
     table = config.get(first, default)
-    table = {"name": table} if isinstance(table, str) else dict(table) if isinstance(table, Mapping) else {}
     tables = (*REGISTRIES, "split")
     if first not in tables:
         raise UserError(f"{key!r}: {first!r} has no settings of its own; {', '.join(tables)} have")
+    if first in config and not isinstance(table, str | Mapping):
+        raise UserError(f"{key!r} is a setting of {first}, which is {table!r} and not a table: leave one of them out")
+    table = {"name": table} if isinstance(table, str) else dict(table) if isinstance(table, Mapping) else {}
     table[rest] = value
     config[first] = table
 

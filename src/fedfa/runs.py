@@ -21,12 +21,11 @@ from torch import Tensor
 from fedfa.errors import Busy, Damaged, UserError
 from fedfa.experiment import Experiment, load
 from fedfa.files import locked, read_meta, read_tensors, write_tensors, write_text
+from fedfa.records import Line, Provenance, check, check_config
 from fedfa.server import Record
 from fedfa.state import ServerState
 
 FORMAT = 1
-NAMED = ("source", "network", "algorithm")
-"""Tables that every run's config has."""
 
 
 class Run:
@@ -53,11 +52,8 @@ class Run:
         self.config: dict[str, Any] = tomllib.loads(config.read_text("utf-8"))
         """The experiment as plain data: enough for a report, whatever has become of the code."""
         self.provenance: dict[str, Any] = json.loads((self.folder / "provenance.json").read_text("utf-8"))
-        named = all(isinstance(self.config.get(part), dict) and "name" in self.config[part] for part in NAMED)
-        if not named or not {"seed", "rounds"} <= self.config.keys():
-            raise ValueError("experiment.toml is not that of a run")
-        if not isinstance(self.provenance, dict) or "metric" not in self.provenance:
-            raise ValueError("provenance.json is not that of a run")
+        check_config(self.config, config.name)
+        check(self.provenance, Provenance, "provenance.json")
 
     @cached_property
     def experiment(self) -> Experiment:
@@ -92,9 +88,8 @@ class Run:
             for line in path.read_text("utf-8", errors="replace").splitlines():
                 try:
                     record = json.loads(line)
-                except json.JSONDecodeError:
-                    return
-                if not _is_record(record):
+                    check(record, Line)
+                except ValueError:
                     return
                 yield record
 
@@ -249,21 +244,6 @@ class Run:
     def _note(self, **facts: Any) -> None:
         self.provenance.update(facts)
         write_text(self.folder / "provenance.json", json.dumps(self.provenance, indent=2) + "\n")
-
-
-def _is_record(line: Any) -> bool:
-    """Whether a line is what :meth:`Run.append` writes; the first that is not ends what there is on record."""
-    if not isinstance(line, dict) or not {"round", "loss", "clients"} <= line.keys():
-        return False
-    scores = [line[split] for split in ("val", "test") if split in line]
-    return (
-        isinstance(line["round"], int)
-        and isinstance(line["clients"], list)
-        and isinstance(line.get("refused", {}), dict)
-        and isinstance(line["loss"], float | int | None)
-        and all(isinstance(one, dict) and isinstance(one.get("mean"), float | int) for one in scores)
-        and all(isinstance(one.get("clients"), dict) for one in scores)
-    )
 
 
 def _round(path: Path) -> int:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Callable
+import math
+import operator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +17,11 @@ from fedfa import Run, UserError
 from fedfa.paper import paper_table
 from fedfa.report.beside import Printed, printed, single_runs
 from fedfa.report.entry import Entry
+from fedfa.report.page import page
 from fedfa.report.payload import LEVELS, POINTS, payload, thinned
 from fedfa.report.study import Study, collect
 from fedfa.reproduce.summary import summary_of, write_summary
+from fedfa.runs import find_run
 from fedfa.statistics import Summary, summarise
 
 HandMade = Callable[..., Run]
@@ -209,6 +214,54 @@ def test_what_cannot_be_read_is_told(hand_made: HandMade, tmp_path: Path) -> Non
     assert [one.folder for one in entries] == [whole.folder]
     assert {Path(place).name for place in broken} == {"no-config", "cut", "empty", "other.json"}
     assert all(why and "\n" not in why for why in broken.values())
+
+
+def leaves(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Places in plain data, from the outside in."""
+    if at:
+        yield at
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, item in items:
+        yield from leaves(item, (*at, key))
+
+
+def test_a_summary_with_any_other_value_is_told_of_or_shown(hand_made: HandMade, tmp_path: Path) -> None:
+    """By hand, by a disk, by another version: nothing is found out only in the middle of a page."""
+    tests = [{"a": 0.5, "b": 0.25}, {"a": 0.75, "b": 0.5}]
+    beside = write_summary(summary_of(hand_made("whole", tests, tests, seed=1)), tmp_path / "summaries")
+    path = write_summary(summary_of(hand_made("other", tests, tests)), tmp_path / "summaries")
+    whole = path.read_text()
+    told = 0
+    for place in leaves(json.loads(whole)):
+        for value in (None, "x", -1, 0.5, math.nan, True, [], [[]], {}):
+            changed = json.loads(whole)
+            functools.reduce(operator.getitem, place[:-1], changed)[place[-1]] = value
+            path.write_text(json.dumps(changed))
+            found = Study.of([path.parent])
+            page(found)
+            assert len(found.entries) + len(found.broken) == 2 and str(beside) not in found.broken
+            told += len(found.broken)
+    assert told > 300, "most of them"
+
+
+def test_a_config_and_a_provenance_are_those_of_a_run(hand_made: HandMade) -> None:
+    run = hand_made("run", [{"a": 0.5}])
+    config, provenance = run.folder / "experiment.toml", run.folder / "provenance.json"
+    config.write_text(config.read_text().replace("seed = 0", 'seed = "0"'))
+    with pytest.raises(UserError, match=r"cannot be read: experiment.toml seed: Input should be a valid integer$"):
+        find_run(run.folder)
+    config.write_text(
+        config.read_text().replace('seed = "0"', "seed = 0\nlr_decay = nan").replace("lr_decay = 1.0", "")
+    )
+    with pytest.raises(
+        UserError, match=r"experiment.toml has a setting that is no text, finite number, list or table$"
+    ):
+        find_run(run.folder)
+    config.write_text(config.read_text().replace("nan", "1.0"))
+    assert find_run(run.folder).config["seed"] == 0
+    provenance.write_text(json.dumps({**run.provenance, "samples": 3}))
+    with pytest.raises(UserError, match=r"provenance.json samples: Input should be a valid dictionary$"):
+        find_run(run.folder)
 
 
 @pytest.mark.parametrize("kind", ["nothing", "empty", "no runs", "broken"])

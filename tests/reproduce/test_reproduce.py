@@ -132,7 +132,7 @@ def test_interrupted_and_continued_to_the_same_table(
         process.send_signal(signal.SIGINT)
         _, told = process.communicate(timeout=60)
         assert process.returncode == 130, told
-        assert re.search(r"stopped; \d of these \d runs are done: the same command goes on", told)
+        assert re.search(r"stopped; \d of these \d runs (is|are) done: the same command goes on", told)
         assert "Traceback" not in told
     fedfa(*words[4:])
     for ending in (".csv", ".md", ".tex"):
@@ -210,6 +210,7 @@ def test_costs_are_measured_in_processes_of_their_own(tmp_path: Path) -> None:
         (["office-fusion", "--only", "FedFA, kep"], "office-fusion has no row 'kep'"),  # before it asks for data
         (["digit-sites", "rouns=3"], "unknown key 'rouns'"),
         (["digit-sites", "--table-only", "--from", "nowhere"], "there is no folder nowhere"),
+        (["digit-sites", "--data", "."], "--data .: digit-sites needs none, leave it out"),
         (["digit-sites", "--tuned", "nowhere.toml"], "no file nowhere.toml"),
         (["digit-sites", "seed=3"], "say how many with --seeds"),
         (["digit-sites", "threads=100000"], "threads: should be less than or equal to 1024, not 100000"),

@@ -16,6 +16,7 @@ from fedfa.algorithms.base import Share
 from fedfa.data.federation import Federation, Split, TaskName
 from fedfa.engines.base import Score
 from fedfa.flower.parcel import MOST_BYTES, Malformed, Parcel
+from fedfa.records import first_problem
 from fedfa.reduction import Report, Update
 from fedfa.state import group
 
@@ -246,8 +247,6 @@ def _head(kind: type[H], parcel: Parcel) -> H:
     try:
         return kind.model_validate_json(parcel.head)
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"])) or "head"
-        raise Malformed(one_line(f"{place}: {first['msg']}")) from None
+        raise Malformed(one_line(f"head: {first_problem(error)}")) from None
     except RecursionError:
         raise Malformed("its head cannot be read") from None

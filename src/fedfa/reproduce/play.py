@@ -37,6 +37,7 @@ from fedfa.reproduce.table import (
     find_table,
     lay_out,
     read_toml,
+    refuse_data,
     table_names,
     with_rounds,
 )
@@ -168,6 +169,7 @@ def reproduce(names: Sequence[str], overrides: dict[str, Any], wish: Wish) -> li
     plans = [_plan(name, overrides, wish) for name in dict.fromkeys(names)]
     if twice := [name for name, count in Counter(plan.table.name for plan in plans).items() if count > 1]:
         raise UserError(f"two tables are called {twice[0]}: their files would have one name")
+    refuse_data([plan.table for plan in plans], wish.data)
 
     def ended(experiment: Experiment, run: Run) -> None:
         for plan in plans:
@@ -343,7 +345,8 @@ def play_all(
                     failed[labels[experiment.title]] = error
                 overall.ended(experiment, error)
         except KeyboardInterrupt:
-            print(f"stopped; {done} of these {len(runs)} runs are done: the same command goes on", file=sys.stderr)
+            so_far = f"{done} of these {len(runs)} runs {'is' if done == 1 else 'are'} done"
+            print(f"stopped; {so_far}: the same command goes on", file=sys.stderr)
             raise
     return failed
 

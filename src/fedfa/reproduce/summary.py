@@ -16,6 +16,7 @@ from typing import Any
 from fedfa.errors import UserError
 from fedfa.experiment import COSMETIC, Experiment, load
 from fedfa.files import write_text
+from fedfa.records import Summary, check, check_config
 from fedfa.runs import Run, find_run
 from fedfa.statistics import DIGITS, Rule, Selected, best_round, recent, select_all, tested_rounds
 
@@ -173,10 +174,10 @@ def read_summary(path: Path) -> RunSummary:
         found = json.loads(path.read_text("utf-8"))
         if found["format"] != FORMAT:
             raise UserError(f"{path} has format {found['format']}, and this version reads {FORMAT}")
-        summary = RunSummary(found["name"], found["config"], found["provenance"], _lines(found), found["done"])
-        _ = (summary.seed, summary.selected, summary.provenance["metric"], summary.config["source"]["name"])
-        return summary
-    except (OSError, LookupError, TypeError, AttributeError, ValueError) as error:
+        check(found, Summary)
+        check_config(found["config"], "config")
+        return RunSummary(found["name"], found["config"], found["provenance"], _lines(found), found["done"])
+    except (OSError, LookupError, TypeError, ValueError) as error:
         raise UserError(f"{path} is not the summary of a run: {type(error).__name__} {error}") from None
 
 

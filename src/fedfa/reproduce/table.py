@@ -358,6 +358,12 @@ def find_data(table: Table, data: Path | None) -> Settings:
     raise UserError(f"{table.name} needs {table.needs} in {place}, or wherever --data DIR says{_instead(table)}")
 
 
+def refuse_data(tables: Sequence[Table], data: Path | None) -> None:
+    """Complain of a folder of data that none of the tables has a use for."""
+    if data is not None and tables and not any(table.folder for table in tables):
+        raise UserError(f"--data {data}: {some([table.name for table in tables])} needs none, leave it out")
+
+
 def _instead(table: Table) -> str:
     return f"; a stand-in, as an experiment of its own: fedfa reproduce {table.stand_in}" if table.stand_in else ""
 
