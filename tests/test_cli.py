@@ -211,6 +211,14 @@ def test_a_broken_file_and_a_folder_that_is_a_file(tiny_file: Path, tmp_path: Pa
     assert complaint("run", tiny_file, "-o", "/proc/no/such").startswith("cannot write to /proc/no/such/tiny-")
 
 
+def test_compare_takes_all_runs_of_a_folder(hand_made: HandMade, tmp_path: Path) -> None:
+    """What else commands make beside runs is passed over, but no run that happens to be called so."""
+    tests = [{"a": 0.5}]
+    runs = [hand_made("tuned", tests).folder, hand_made("other", tests, algorithm="fedfa").folder, tmp_path / "tables"]
+    runs[-1].mkdir()
+    assert {line.split()[0] for line in output("compare", *runs)[2:4]} == {"fedavg", "fedfa"}
+
+
 def test_what_cannot_be_resumed_or_compared(hand_made: HandMade, tmp_path: Path) -> None:
     run, empty = hand_made("runs/one", SCORES), hand_made("runs/none", [])
     (tmp_path / "nothing").mkdir()

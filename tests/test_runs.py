@@ -410,6 +410,29 @@ def test_a_damaged_checkpoint_is_passed_over(
         assert re.fullmatch(rf"{path} is damaged \(.+\): it is passed over, and what .* is played again", told.lines[0])
 
 
+@pytest.mark.parametrize("line", ['{"x": 1}', None], ids=["another", "missing"])
+def test_records_that_cannot_be_read_are_kept_aside_and_played_again(
+    play: Play, assert_same: Callable[[Run, Run], None], line: str | None
+) -> None:
+    straight = play("straight", rounds=6, checkpoint_every=2, keep_checkpoints=9)
+    run = play(rounds=6, checkpoint_every=2, keep_checkpoints=9)
+    (run.folder / "done").unlink()
+    path = run.folder / "metrics.jsonl"
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join([*lines[:2], *([line] if line else []), *lines[3:]]) + "\n")
+    before = path.read_text()
+    assert run.rounds == len(run.metrics) == 2
+    told = Told()
+    assert_same(fedfa.resume(run.folder, watcher=told), straight)
+    assert Run(run.folder).provenance["resumed"][-1]["round"] == 2
+    assert [re.sub(r".*/", "", line) for line in told.lines] == [
+        f"metrics.jsonl cannot be read beyond round 2, and round-0000{round}.safetensors is later: "
+        "it is passed over, and what came after the one before it is played again"
+        for round in (6, 4)
+    ]
+    assert (run.folder / "metrics.damaged.jsonl").read_text() == before
+
+
 def test_a_damaged_checkpoint_does_not_push_out_a_whole_one(play: Play) -> None:
     """It would be among the last few that are kept, until its round is played."""
 

@@ -119,7 +119,9 @@ def compare(
     from fedfa.report.compare import compare
     from fedfa.report.progress import print_comparison
 
-    named = [path for path in runs if path.name not in BESIDE_RUNS]  # which `runs/*` has too
+    named = [
+        path for path in runs if path.name not in BESIDE_RUNS or (path / "experiment.toml").exists()
+    ]  # of `runs/*`
     print_comparison(compare(*(named or runs)), png, csv)
 
 

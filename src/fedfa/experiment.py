@@ -197,6 +197,14 @@ def load(
     return checked
 
 
+def completed(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A run's config with what it does not say, since that setting was not there yet when it ran."""
+    try:
+        return tomllib.loads(load(config).toml())
+    except UserError:  # of an algorithm that is not known here, say
+        return dict(config)
+
+
 def parse_override(text: str) -> tuple[str, Any]:
     """``key=value`` of the command line: the value is read as TOML, or as a string where it is not; the names in a
     list need no quotes."""

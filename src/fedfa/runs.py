@@ -78,30 +78,39 @@ class Run:
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
-        """The records of all rounds so far. A last line cut off by a crash is passed over, and whatever follows one
-        that is no record."""
-        return list(self._lines())
+        """The records of all rounds so far, one after the other. A last line cut off by a crash is passed over, and
+        so is whatever follows one that is not the next round's record."""
+        found: list[dict[str, Any]] = []
+        for line in self._written():
+            try:
+                record = json.loads(line)
+                check(record, Line)
+            except ValueError:
+                break
+            if record["round"] != len(found) + 1:
+                break
+            found.append(record)
+        return found
 
-    def _lines(self) -> Iterator[dict[str, Any]]:
-        path = self.folder / "metrics.jsonl"
-        if path.exists():
-            for line in path.read_text("utf-8", errors="replace").splitlines():
-                try:
-                    record = json.loads(line)
-                    check(record, Line)
-                except ValueError:
-                    return
-                yield record
+    @property
+    def _recorded(self) -> Path:
+        return self.folder / "metrics.jsonl"
+
+    def _written(self) -> list[str]:
+        return self._recorded.read_text("utf-8", errors="replace").splitlines() if self._recorded.exists() else []
 
     def append(self, record: Record, seconds: float) -> None:
-        with open(self.folder / "metrics.jsonl", "a") as file:
+        with open(self._recorded, "a") as file:
             file.write(json.dumps({**record.as_json(), "seconds": round(seconds, 4)}) + "\n")
 
     def truncate(self, round: int) -> None:
         """Drop what there is of rounds after the given one: they are about to be played again. A later checkpoint,
-        which nothing goes on from, would be counted as one of the last few."""
-        kept = [json.dumps(line) for line in self._lines() if line["round"] <= round]
-        write_text(self.folder / "metrics.jsonl", "".join(f"{line}\n" for line in kept))
+        which nothing goes on from, would be counted as one of the last few. Records that cannot be read are kept
+        aside, but for one that was cut off."""
+        records = self.metrics
+        if len(self._written()) > len(records) + 1:
+            os.replace(self._recorded, self._recorded.with_suffix(".damaged.jsonl"))
+        write_text(self._recorded, "".join(f"{json.dumps(line)}\n" for line in records[:round]))
         for path in (*self._traces(), *self._checkpoints()):
             if _round(path) > round:
                 path.unlink()
@@ -140,7 +149,7 @@ class Run:
 
     def checkpoint(self, server: ServerState, best: float | None, keep: int) -> None:
         """Write the server's state, and keep the last few."""
-        with open(self.folder / "metrics.jsonl", "rb") as file:
+        with open(self._recorded, "rb") as file:
             os.fsync(file.fileno())  # a checkpoint is worth nothing without the records up to it
         self._write(f"round-{server.round:05d}", server, best)
         for old in self._checkpoints()[:-keep]:
@@ -149,18 +158,18 @@ class Run:
     def checkpoint_best(self, server: ServerState, best: float) -> None:
         self._write("best", server, best)
 
-    def latest(self, tell: Callable[[str], None] | None = None) -> tuple[ServerState, float | None] | None:
+    def latest(self, tell: Callable[[Damaged], None] | None = None) -> tuple[ServerState, float | None] | None:
         """The newest checkpoint's state, with the best validation metric until then; None if there is none. One
-        whose rounds are not all on record, as after a power cut, is passed over, and so is a damaged one, of which
-        `tell` hears."""
+        whose rounds are not all on record is passed over, and so is a damaged one; `tell` hears of both."""
         recorded = self.rounds
-        known = [path for path, round in zip(self._checkpoints(), self.restarts(), strict=True) if round <= recorded]
-        for path in reversed(known):
+        for path in reversed(self._checkpoints()):
             try:
+                if _round(path) > recorded:
+                    raise Damaged(f"{self._recorded} cannot be read beyond round {recorded}, and {path.name} is later")
                 return self.load(path)
             except Damaged as damaged:
                 if tell is not None:
-                    tell(f"{damaged}: it is passed over, and what came after the one before it is played again")
+                    tell(damaged)
         return None
 
     def best(self) -> ServerState | None:
@@ -214,13 +223,8 @@ class Run:
 
     @property
     def rounds(self) -> int:
-        """Rounds on record, one after the other."""
-        recorded = 0
-        for line in self._lines():
-            if line["round"] != recorded + 1:
-                break
-            recorded += 1
-        return recorded
+        """Rounds on record."""
+        return len(self.metrics)
 
     def finish(self, seconds: float, memory: int | None = None, training: int | None = None) -> None:
         """Mark the run as complete; `memory` is the most that it took, in bytes, and `training` the most before it was

@@ -27,7 +27,7 @@ from fedfa.engines.client import Local
 from fedfa.engines.crew import Recipe
 from fedfa.engines.processes import Processes
 from fedfa.engines.sequential import Sequential
-from fedfa.errors import UserError
+from fedfa.errors import Damaged, UserError
 from fedfa.experiment import COMPONENTS, REGISTRIES, Experiment, load
 from fedfa.memory import Memory, room_on
 from fedfa.peak import Peak
@@ -351,7 +351,13 @@ def is_traced(round: int, rounds: int) -> bool:
 def _play(run: Run, watcher: Watcher, parts: Parts, engine: Engine, memory: Memory, device: torch.device) -> Run:
     config, plan = run.experiment, parts.plan
     passed_over: list[str] = []
-    latest = run.latest(passed_over.append)
+
+    def pass_over(damaged: Damaged) -> None:
+        if run.provenance.get("engine") == "flower":
+            raise UserError(f"{damaged}: put it back, or start another run, since sites train no round that is over")
+        passed_over.append(f"{damaged}: it is passed over, and what came after the one before it is played again")
+
+    latest = run.latest(pass_over)
     if latest is None:
         server, best = first_state(parts.model, parts.algorithm, len(plan.clients)).to(device), None
     else:

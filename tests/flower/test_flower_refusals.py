@@ -125,6 +125,20 @@ def test_a_bad_update_is_left_out(what: str, without: dict[str, torch.Tensor], t
     assert not [name for name, tensor in latest[0].model.items() if not torch.equal(tensor, without[name])]
 
 
+def test_a_server_whose_last_round_is_lost_does_not_go_back(tmp_path: Path) -> None:
+    """Sites train no round that is over: rounds without them would be recorded."""
+    run = federate(tmp_path, {**EXPERIMENT, "rounds": 2, "checkpoint_every": 1})
+    (run.folder / "done").unlink()
+    damaged = run.folder / "checkpoints" / "round-00002.safetensors"
+    whole = damaged.read_bytes()
+    damaged.write_bytes(b"")
+    with pytest.raises(UserError, match=r"round-00002.safetensors is damaged .*: put it back, or start another run"):
+        federate(tmp_path, {**EXPERIMENT, "rounds": 2, "checkpoint_every": 1})
+    damaged.write_bytes(whole)
+    again = federate(tmp_path, {**EXPERIMENT, "rounds": 2, "checkpoint_every": 1})
+    assert again.done and again.metrics == run.metrics
+
+
 def test_an_error_of_a_site_and_one_that_never_answers(tmp_path: Path) -> None:
     def fail(message: Message, reply: Message) -> Message:
         bad = message.metadata.message_type == "train" and message.metadata.dst_node_id == 2

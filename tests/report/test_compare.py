@@ -12,7 +12,7 @@ import pytest
 
 import fedfa
 from fedfa import Run, UserError, compare
-from fedfa.report.compare import BARS, Comparison, cell, labels, sparkline
+from fedfa.report.compare import BARS, Comparison, cell, labels, sparkline, told_apart, usual
 
 HandMade = Callable[..., Run]
 
@@ -139,6 +139,16 @@ def test_runs_with_other_clients_leave_gaps(hand_made: HandMade) -> None:
 def test_labels_tell_runs_apart(hand_made: HandMade, settings: list[dict[str, Any]], wanted: list[str]) -> None:
     runs = [hand_made(f"run{number}", TESTS, **given) for number, given in enumerate(settings)]
     assert labels(runs) == wanted
+
+
+def test_a_setting_that_a_config_does_not_name_is_told_too() -> None:
+    """TOML has no null: where some configs say a setting, one that does not is told apart from all of them."""
+    said = [{"algorithm.name": name, "network.name": "net", "network.stages": [1]} for name in ("a", "b", "c", "d")]
+    silent = {"algorithm.name": "d", "network.name": "net"}
+    assert told_apart([*said, silent], "algorithm.name", brief=True) == ["a", "b", "c", "d", "d network.stages=default"]
+    assert usual([*said, silent], "algorithm.name") == ["network.stages=1"]
+    other = {"algorithm.name": "d", "network.name": "other", "network.deep": 3}
+    assert told_apart([said[0], other], "algorithm.name") == ["a network=net", "d network=other"]
 
 
 # What cannot be compared

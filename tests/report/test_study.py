@@ -203,6 +203,19 @@ def test_a_folder_of_runs_a_run_and_a_summary(hand_made: HandMade, tmp_path: Pat
         assert panel.series[0].by_seed("best", "a") == dict.fromkeys(range(3), 0.5)
 
 
+def test_older_runs_are_completed_where_there_are_other_data_too(hand_made: HandMade, tmp_path: Path) -> None:
+    tests = [{"a": 0.5}]
+    for number, (seed, data) in enumerate([(0, "one"), (1, "one"), (0, "two")]):
+        path = write_summary(summary_of(hand_made(f"run{number}", tests, seed=seed)), tmp_path / "summaries")
+        found = json.loads(path.read_text())
+        found["provenance"]["data"] = data
+        if number == 1:
+            del found["config"]["dice"]
+        path.write_text(json.dumps(found))
+    panels = Study.of([tmp_path / "summaries"]).panels
+    assert sorted(len(series.entries) for panel in panels for series in panel.series) == [1, 2]
+
+
 def test_what_cannot_be_read_is_told(hand_made: HandMade, tmp_path: Path) -> None:
     tests = [{"a": 0.5}]
     whole = hand_made("runs/whole", tests, tests)

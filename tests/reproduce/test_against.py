@@ -104,6 +104,30 @@ def test_what_stands_along_an_axis_need_be_no_number(
     assert draw_against(found) is not None
 
 
+def test_methods_have_one_colour_all_over_a_figure(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    rows = "".join(f'"mu {x}" = {{algorithm = {{name = "fedprox", mu = {x}}}}}\n' for x in (0.1, 0.2))
+    rows += "".join(f'"beta {x}" = {{algorithm = {{name = "fedavgm", beta = {x}}}}}\n' for x in (0.1, 0.2))
+    figure = draw_against(mine(tmp_path, rows, '"μ" = "algorithm.mu"\n"β" = "algorithm.beta"'))
+    assert figure is not None
+    inks = [
+        {line.get_label(): line.get_color() for line in axes.lines if line.get_marker() == "o"} for axes in figure.axes
+    ]
+    assert [list(one) for one in inks] == [["FedProx"], ["FedAvgM"]] and inks[0]["FedProx"] != inks[1]["FedAvgM"]
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["FedAvg", "FedProx", "FedAvgM"]
+
+
+def test_a_row_that_says_nothing_has_the_default_and_other_rows_other_axes(tmp_path: Path) -> None:
+    rows = 'FedFA = {algorithm = "fedfa"}\nless = {algorithm = {name = "fedfa", p = 0.1}}\n'
+    (part,) = parts(mine(tmp_path, rows, 'p = "algorithm.p"'))
+    assert part.places == ("0.1", "0.5")
+    (tmp_path / "other.toml").write_text('title = "Other"\nlike = "mine"\n[rows]\nFedAvg = {}\n')
+    assert find_table(str(tmp_path / "other.toml")).against == {}
+    (tmp_path / "same.toml").write_text('title = "Same"\nlike = "mine"\n')
+    assert find_table(str(tmp_path / "same.toml")).against == {"p": "algorithm.p"}
+
+
 def test_a_table_without_such_a_figure_or_without_runs_has_none() -> None:
     assert draw_against(results("office-main", {("", "FedAvg"): [0.5]})) is None
     assert draw_against(results("office-alpha-p", {("", "FedAvg"): [0.5], ("", "p = 0.1"): [0.6]})) is None

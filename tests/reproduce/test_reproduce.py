@@ -276,11 +276,32 @@ def test_a_mistake_leaves_a_table_as_it_was(whole: Path, tmp_path: Path) -> None
 def test_what_was_left_out_is_told(tmp_path: Path) -> None:
     """A row whose updates were all refused has the numbers of the initial weights."""
     table = tmp_path / "own.toml"
-    table.write_text("title = 'Mine'\nbase = 'digit-sites'\nseeds = 1\n[rows]\nA = {}\nB = {lr = 1e30}\n")
-    words = ["--rounds", "2", "split.fraction=0.2", "device=cpu", "-o", tmp_path]
-    assert "not all of their numbers were finite: B 8 of 8." in fedfa(table, *words)
+    groups = "[groups]\nall = {}\nfew = {split = {fraction = 0.001, smallest = 1}}\n"
+    table.write_text(f"title = 'Mine'\nbase = 'digit-sites'\nseeds = 1\n[rows]\nA = {{}}\nB = {{lr = 1e30}}\n{groups}")
+    words = ["--rounds", "2", "device=cpu", "-o", tmp_path]
+    told = fedfa(table, *words)
+    assert re.search(
+        r"Updates were left out: B, all 8 of 8 \((mostly: )?\S+ is not finite\); "
+        r"A, few 8 of 8 \(has no batch to train on \(1 training samples\)\); B, few 8 of 8 \(has no batch",
+        told,
+    )
     told = CliRunner().invoke(app, ["tune", str(table), "--trials", "1", *map(str, words)]).output
-    assert "updates were left out in 1 of 2 trials: B 1" in told
+    assert "updates were left out in 2 of 2 trials: A 1, B 1" in told
+
+
+def test_a_client_is_absent_where_its_rows_hold_it_out(tmp_path: Path) -> None:
+    table = tmp_path / "own.toml"
+    rows = "[rows]\nall = {}\n'without fax' = {held_out = 'fax'}\n"
+    table.write_text(f"title = 'Mine'\nbase = 'digit-sites'\nseeds = 1\n{rows}")
+    words = ["--rounds", "1", "device=cpu", "-o", tmp_path]
+    told = fedfa(table, *words)
+    assert "took no part, and the average" not in told and "(unseen)" not in told
+    assert "fax took no part in without fax, whose average is of the others." in told
+    rows = "[rows]\nFedAvg = {}\n[groups]\nall = {}\n'no fax' = {held_out = 'fax'}\n"
+    table.write_text(f"title = 'Mine'\nbase = 'digit-sites'\nseeds = 1\n{rows}")
+    whole, without = fedfa(table, *words).split("Mine, no fax")[:2]
+    assert "took no part" not in whole and "(unseen)" not in whole
+    assert "; fax took no part, and the average is of the others." in without and "fax (unseen)" in without
 
 
 def test_the_paper_s_numbers_stand_beside_its_own_clients_alone(made_up: Path, tmp_path: Path) -> None:
@@ -298,12 +319,17 @@ def test_the_paper_s_numbers_stand_beside_its_own_clients_alone(made_up: Path, t
     assert "one run" not in told and told.count("other clients: these runs are without caltech.") == 2
 
 
-def test_changes_that_make_rows_the_same_are_refused(tmp_path: Path) -> None:
+def test_what_rows_are_called_by_is_not_changed(tmp_path: Path) -> None:
     words = ["--table-only", "--from", tmp_path, "-o", tmp_path]
     told = fedfa("digit-sites", "algorithm=fedsam", *words, code=2)
-    assert "digit-sites: 'FedAvg' and 'FedProx' would be the same runs with algorithm=fedsam" in told
+    assert "digit-sites: 'FedAvg' and 'FedProx' differ in algorithm, so it cannot be changed for all" in told
+    assert told == fedfa("digit-sites", "--only", "FedAvg", "algorithm=fedsam", *words, code=2), "it would be no FedAvg"
     told = fedfa("prostate-fractions", "split.fraction=0.5", "split.smallest=1", *words, code=2)
-    assert "'1/6, FedAvg' and '2/6, FedAvg' would be the same runs with" in told
+    assert "'1/6, FedFA' and '2/6, FedAvg' differ in split.fraction" in told
+    table = tmp_path / "own.toml"
+    table.write_text("title = 'Mine'\nbase = 'digit-sites'\n[rows]\nA = {}\nB = {clip = 1.0}\n")
+    assert "'A' and 'B' differ in clip" in fedfa(table, "clip=2.0", *words, code=2)
+    assert "none of its runs" not in fedfa(table, "lr=0.5", *words), "what they have in common is"
 
 
 def test_tables_that_make_no_sense_of_names(tmp_path: Path) -> None:
@@ -545,6 +571,9 @@ def test_a_trial_leaves_the_whole_tables_files_as_they_are(whole: Path, tmp_path
     own = {"source.path": "/data", "device": "cpu", "lanes": 3, "rounds": 40}  # 40 is what it has
     assert called() == called(**own) == "digit-sites"
     assert called(rounds=3, **{"split.fraction": 0.2}, device="cpu") == CALLED
+    assert called(split={"fraction": 0.5}, **{"split.fraction": 0.5}) == "digit-sites-split.fraction-0.5", (
+        "one is enough"
+    )
     assert called(precision="bf16") == "digit-sites-precision-bf16", "which counts where it is said"
     many = {"split.fraction": 0.25, "optimizer_state": "kept", "momentum": 0.95, "weight_decay": 0.0005, "clip": 1.5}
     assert re.fullmatch(r"digit-sites-[0-9a-f]{8}", called(**many)) and called(**many) != called(**many, lr=0.02)

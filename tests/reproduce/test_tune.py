@@ -140,6 +140,10 @@ def test_other_files_are_not_written_over(tmp_path: Path) -> None:
     found = path.read_text()
     assert "was of another search" in command(*words, "--trials", "2", "--file", path)
     assert path.with_name("found.before.toml").read_text() == found != path.read_text()
+    second = path.read_text()
+    command(*words, "--trials", "3", "--file", path)
+    assert path.with_name("found.before.toml").read_text() == found
+    assert path.with_name("found.before-2.toml").read_text() == second
 
 
 def test_the_command_that_is_printed_works(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedfa.errors import UserError
-from fedfa.experiment import COSMETIC
+from fedfa.experiment import COSMETIC, completed
 from fedfa.runs import Run, find_run
 from fedfa.statistics import LAST, best_round, select, tested_rounds
 
@@ -153,7 +153,7 @@ def summarise(run: Run, label: str) -> Summary:
 
 def labels(runs: Sequence[Run]) -> list[str]:
     """Short names that tell the runs apart; where settings do not, their folders do."""
-    names = told_apart([flat(run.config) for run in runs], "algorithm.name")
+    names = told_apart([flat(completed(run.config)) for run in runs], "algorithm.name")
     twice = {name for name in names if names.count(name) > 1}
     return [f"{name} ({run.folder.name})" if name in twice else name for name, run in zip(names, runs, strict=True)]
 
@@ -164,7 +164,7 @@ def told_apart(configs: Sequence[Mapping[str, Any]], first: str, brief: bool = F
     that same one differ in them."""
     names = []
     for config in configs:
-        told = [text for _, text, usual in _differing(config, configs, first) if not (brief and usual)]
+        told = [text for _, text, is_usual in _differing(config, configs, first) if not (brief and is_usual)]
         names.append(" ".join([str(config[first]), *told]))
     return names
 
@@ -184,9 +184,9 @@ def _differing(
     config: Mapping[str, Any], configs: Sequence[Mapping[str, Any]], first: str
 ) -> Iterator[tuple[str, str, bool]]:
     """The settings in which a config differs from others: key, how they are told, and whether nearly all have that
-    value."""
-    for key, value in config.items():
-        peers = _peers(key, config, configs)
+    value. One that it does not name has no value by default."""
+    for key in dict.fromkeys([*config, *(key for other in configs for key in other)]):
+        value, peers = config.get(key), _peers(key, config, configs)
         others = [other.get(key) for other in peers if other.get(key) != value]
         if key != first and others:
             name = key.removeprefix(f"{first.partition('.')[0]}.").removesuffix(".name")
@@ -232,6 +232,8 @@ def cell(value: Any) -> str:
 def _short(value: Any, others: Sequence[Any]) -> str:
     """A value in a word, which is not that of the others: transforms by their names, and numbers by their first digits,
     if these tell them apart."""
+    if value is None:
+        return "default"
     if isinstance(value, float):
         few = f"{value:.4g}"
         return few if all(few != f"{one:.4g}" for one in others if isinstance(one, float)) else str(value)

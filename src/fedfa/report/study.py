@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import re
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fedfa.errors import UserError, some
-from fedfa.experiment import COSMETIC, load
+from fedfa.experiment import COSMETIC, completed
 from fedfa.report.compare import flat, told_apart, usual
 from fedfa.report.entry import Entry, InTurn
 from fedfa.reproduce.summary import read_summary
@@ -24,6 +23,8 @@ BESIDES = COSMETIC | {"name", "seed", "device", "threads", "engine", "source.pat
 """Settings that do not make a run one of another series."""
 FEDERATION = ("source", "partition", "split", "held_out", "rounds")
 """Settings that make a federation, as methods are compared on it: after a tenth of the rounds nothing is."""
+TOLD = "data"
+"""The setting of a source by which those of other data are told apart; runs' own configs have none of that name."""
 OWN = "_folders"
 """How sources end that read whatever is in someone's own folders."""
 MOST_TITLES, MOST_SOURCES = 3, 8
@@ -275,7 +276,7 @@ def _told_data(entries: Sequence[Entry]) -> list[Entry]:
     return [
         entry
         if len(known[_source(entry)] - {""}) < 2
-        else replace(entry, config={**entry.config, "source": {**entry.config["source"], "data": _data(entry)}})
+        else replace(entry, config={**entry.config, "source": {**entry.config["source"], TOLD: _data(entry)}})
         for entry in entries
     ]
 
@@ -350,18 +351,16 @@ def _panel(title: str, entries: Sequence[Entry]) -> Panel:
 
 
 def _settings(entry: Entry) -> dict[str, Any]:
-    config = _completed(json.dumps({**entry.config, "name": "report", "seed": 0}, sort_keys=True))
-    return {key: value for key, value in flat(config).items() if key not in BESIDES}
+    source = {key: value for key, value in entry.config["source"].items() if key != TOLD}
+    config = _completed(json.dumps({**entry.config, "source": source, "name": "report", "seed": 0}, sort_keys=True))
+    told = {f"source.{TOLD}": entry.config["source"][TOLD]} if TOLD in entry.config["source"] else {}
+    return {key: value for key, value in flat(config).items() if key not in BESIDES} | told
 
 
 @cache
 def _completed(config: str) -> dict[str, Any]:
-    """A config with what it does not say, since that setting was not there yet when it ran."""
-    given: dict[str, Any] = json.loads(config)
-    try:
-        return tomllib.loads(load(given).toml())
-    except UserError:  # of an algorithm that is not known here, say
-        return given
+    """Of many runs, which differ by their seeds alone, once."""
+    return completed(json.loads(config))
 
 
 def _federation(entry: Entry) -> dict[str, Any]:

@@ -39,7 +39,7 @@ class Part:
     places: tuple[str, ...]
     lines: Mapping[str, Sequence[Point]]
     level: float | None = None
-    """The reference's mean."""
+    """The reference's mean; none where groups have one each."""
 
 
 def parts(results: Results) -> list[Part]:
@@ -54,7 +54,7 @@ def parts(results: Results) -> list[Part]:
 def _by_group(results: Results, title: str) -> Part:
     lines: dict[str, list[Point]] = {}
     for group, rows in results.groups.items():
-        paper = None if results.others_clients else results.table.paper_of(group)
+        paper = None if results.others_clients(group) else results.table.paper_of(group)
         for row in rows:
             if (found := row.get(results.rule, AVERAGE)) is not None:
                 known = None if paper is None else paper.average(row.series.name)
@@ -81,7 +81,7 @@ def _by_setting(results: Results, title: str, setting: str) -> Part:
             order.setdefault(place, value if number else len(order))
             by_rest.setdefault(rest, {})[place] = Point(place, found, row.difference)
             firsts.setdefault(rest, experiment)
-        elif row.series.name == results.table.first:
+        elif row.series.name == results.table.first and len(results.groups) == 1:
             level = found.mean
     lines = {rest: [by_place[place] for place in sorted(by_place, key=order.__getitem__)]
              for rest, by_place in by_rest.items() if len(by_place) > 1}  # fmt: skip
@@ -122,28 +122,31 @@ def draw_against(results: Results) -> Figure | None:
     shown, first = parts(results), results.table.first
     if not shown:
         return None
-    many = max(len(part.lines) for part in shown) > INSIDE
+    many = len({name for part in shown for name in part.lines}) > INSIDE
     figure = Figure(figsize=(3.4 * len(shown) + 1.2 * many, 3.4 if many else 2.8), dpi=300, layout="constrained")
+    inks = {
+        name: ink(number) for number, name in enumerate(dict.fromkeys(name for part in shown for name in part.lines))
+    }
     for axes, part in zip(figure.subplots(1, len(shown), squeeze=False, sharey=True)[0], shown, strict=True):
-        _draw(axes, part, first)
+        _draw(axes, part, first, inks)
     figure.axes[0].set_ylabel(f"test {results.metric}, %")
     told = f"bars: {100 * LEVEL:.0f} % intervals of the differences to {first}, paired by seed"
     printed = any(point.paper is not None for part in shown for points in part.lines.values() for point in points)
     figure.supxlabel(f"{told}; circles: the paper's single runs" if printed else told, size=7)
-    inks, names = figure.axes[0].get_legend_handles_labels()
-    if many:
-        figure.legend(inks, names, fontsize=7, loc="outside right center")
-    else:
-        figure.legend(inks, names, fontsize=7, loc="outside upper center", ncols=len(names))
+    drawn = {
+        name: handle for axes in figure.axes for handle, name in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
+    place: dict[str, Any] = {"loc": "outside upper center", "ncols": len(drawn)}
+    figure.legend([*drawn.values()], [*drawn], fontsize=7, **({"loc": "outside right center"} if many else place))
     return figure
 
 
-def _draw(axes: Axes, part: Part, first: str) -> None:
+def _draw(axes: Axes, part: Part, first: str, inks: Mapping[str, tuple[str, Any]]) -> None:
     places = {at: number for number, at in enumerate(part.places)}
     if part.level is not None:
         axes.axhline(100 * part.level, color="#555555", linestyle="--", linewidth=1, label=first)
     for number, (name, points) in enumerate(part.lines.items()):
-        colour, line = ink(number)
+        colour, line = inks[name]
         aside = 0.05 * (number - (len(part.lines) - 1) / 2)
         at = [places[point.at] + aside for point in points]
         means = [100 * point.found.mean for point in points]

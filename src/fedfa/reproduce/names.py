@@ -10,7 +10,7 @@ from typing import Any
 
 from fedfa.errors import UserError
 from fedfa.reproduce.summary import identity, weighty
-from fedfa.reproduce.table import Choice, Table, lay_out, suffix
+from fedfa.reproduce.table import Choice, Table, runs_of, suffix
 
 LONGEST = 80
 """Letters of settings in a file's name; more are told by a hash."""
@@ -21,17 +21,16 @@ def changes(table: Table, choice: Choice) -> dict[str, Any]:
 
     def runs(overrides: dict[str, Any]) -> list[str]:
         one = replace(choice, seeds=1, overrides=overrides)
-        return [identity(cell.experiment, precisely=True) for cell in lay_out(table, one)]
+        return [identity(cell.experiment, precisely=True) for cell in runs_of(table, one)]
 
     asked = weighty(choice.overrides)
     asked |= {key: value for key, value in choice.overrides.items() if key == "precision"}  # which counts if it is said
-    found, whole = {}, runs(asked) if asked else []
-    for key, value in asked.items():
+    whole = runs(asked) if asked else []
+    for key in list(asked):
+        rest = {other: value for other, value in asked.items() if other != key}
         with contextlib.suppress(UserError):  # the others do not go without it
-            if runs({other: asked[other] for other in asked if other != key}) == whole:
-                continue
-        found[key] = value
-    return found
+            asked = rest if runs(rest) == whole else asked
+    return asked
 
 
 def file_name(table: Table, choice: Choice, changed: Mapping[str, Any], rule: str = "") -> str:

@@ -7,7 +7,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -81,12 +81,9 @@ class _Known:
     first folder go first, and then the latest. Runs of other data than those `at_hand` do not count, as far as both
     are known."""
 
-    def __init__(self, folders: Sequence[Path], precisely: bool, at_hand: bool) -> None:
+    def __init__(self, there: Mapping[str, Sequence[RunSummary | Run]], precisely: bool, at_hand: bool) -> None:
         self._precisely, self._at_hand = precisely, at_hand
-        self._found: dict[str, list[RunSummary | Run]] = {}
-        for folder in reversed(folders):
-            for name, runs in find_summaries(folder, precisely).items():
-                self._found.setdefault(name, []).extend(runs)
+        self._found = {name: list(runs) for name, runs in there.items()}
         self._names: dict[str, str] = {}
         self._data: dict[str, str | None] = {}
         self.of_other_data: set[str] = set()
@@ -166,7 +163,17 @@ def reproduce(names: Sequence[str], overrides: dict[str, Any], wish: Wish) -> li
     tables have is played once."""
     if wish.summaries is not None:
         check_folder(wish.summaries, "--summaries")
-    plans = [_plan(name, overrides, wish) for name in dict.fromkeys(names)]
+
+    @cache
+    def there(precisely: bool) -> dict[str, list[RunSummary | Run]]:
+        """What there is in the folders, read once for all tables."""
+        found: dict[str, list[RunSummary | Run]] = {}
+        for folder in reversed(wish.sources or tuple(filter(Path.is_dir, [wish.out]))):
+            for name, runs in find_summaries(folder, precisely).items():
+                found.setdefault(name, []).extend(runs)
+        return found
+
+    plans = [_plan(name, overrides, wish, there) for name in dict.fromkeys(names)]
     if twice := [name for name, count in Counter(plan.table.name for plan in plans).items() if count > 1]:
         raise UserError(f"two tables are called {twice[0]}: their files would have one name")
     refuse_data([plan.table for plan in plans], wish.data)
@@ -198,7 +205,12 @@ def reproduce(names: Sequence[str], overrides: dict[str, Any], wish: Wish) -> li
     return made
 
 
-def _plan(name: str, overrides: dict[str, Any], wish: Wish) -> _Planned:
+def _plan(
+    name: str,
+    overrides: dict[str, Any],
+    wish: Wish,
+    there: Callable[[bool], Mapping[str, Sequence[RunSummary | Run]]],
+) -> _Planned:
     table = find_table(name)
     rule = _rule(wish.rule, table.rule)
     only = split_names(wish.only)
@@ -212,7 +224,7 @@ def _plan(name: str, overrides: dict[str, Any], wish: Wish) -> _Planned:
         raise UserError(f"{key} was searched for by {wish.tuned}: leave it out, or leave --tuned out")
     precisely = "precision" in overrides or any("precision" in settings for settings in table.rows.values())
     cells = lay_out(table, choice)
-    known = _Known(wish.sources or tuple(filter(Path.is_dir, [wish.out])), precisely, not wish.table_only)
+    known = _Known(there(precisely), precisely, not wish.table_only)
     plan = _Planned(table, choice, cells, rule, known, tuned)
     missing = [] if wish.table_only else plan.missing()
     if missing:
@@ -400,17 +412,20 @@ def _notes(results: Results, plan: _Planned) -> list[str]:
     notes = list(table.notes)
     if table.cost_of:
         notes += claims(table.cost_of)
-    if results.others_clients and table.kind != "cost":
-        notes.append(f"The paper's numbers are of other clients: these runs are {results.others_clients}.")
     if results.refused:
-        counts = ", ".join(f"{row} {count:,} of {of:,}" for row, (count, of) in results.refused.items())
-        notes.append(f"Updates were left out, since not all of their numbers were finite: {counts}.")
-    for group, rows in results.groups.items():
-        paper = None if results.others_clients else table.paper_of(group)
-        if paper is not None and table.kind != "cost":
+        notes.append(f"Updates were left out: {'; '.join(results.refused)}.")
+    for group, rows in results.groups.items() if table.kind != "cost" else ():
+        within, others = f"{group}: " if group else "", results.others_clients(group)
+        if others:
+            notes.append(f"{within}The paper's numbers are of other clients: these runs are {others}.")
+        for client, without in results.absent(group).items():
+            if len(without) < len(rows):
+                notes.append(f"{within}{client} took no part in {some(without)}, whose average is of the others.")
+        paper = None if others else table.paper_of(group)
+        if paper is not None:
             beside = {row.series.name: (paper.average(row.series.name), row.get(results.rule, AVERAGE)) for row in rows}
             told = single_runs(beside)
-            notes += [f"{group}: {told}" if group else told] if told else []
+            notes += [f"{within}{told}"] if told else []
     if plan.known.ambiguous or results.data_sets > 1:
         notes.append("These runs are of several sets of data: make the table --from runs of one of them.")
     missing = results.missing

@@ -34,20 +34,18 @@ def tables(results: Results, told: str) -> list[text.Table]:
         if results.table.kind == "cost":
             made.append(_costs(name, f"{title}{told}", rows, results.table.first))
             continue
-        paper = None if results.others_clients else results.table.paper_of(group)
-        made.append(_scores(name, title, told, results, rows, paper))
+        paper = None if results.others_clients(group) else results.table.paper_of(group)
+        made.append(_scores(name, title, told, results, group, paper))
         if paper is not None and paper.columns:
             made.append(_paper(f"{name}-paper", paper, rows))
     return made
 
 
-def _scores(
-    name: str, title: str, told: str, results: Results, rows: Sequence[Row], paper: PaperTable | None
-) -> text.Table:
-    rule, first = results.rule, results.table.first
+def _scores(name: str, title: str, told: str, results: Results, group: str, paper: PaperTable | None) -> text.Table:
+    rule, first, rows = results.rule, results.table.first, results.groups[group]
     shown = results.columns if len(results.columns) <= MOST_CLIENTS else ()
     unseen, many = bool(results.table.held_out), 0 if shown else results.clients
-    absent = results.absent
+    absent = [client for client, without in results.absent(group).items() if len(without) == len(rows)]
     columns = [Column("", ("row",), numeric=False), Column("seeds", ("seeds", "of"))]
     columns += [Column(f"{client} (unseen)" if client in absent else client, _keys(client)) for client in shown]
     columns += [Column(AVERAGE, _keys(AVERAGE)), Column(LEVEL_TEXT, (f"{AVERAGE}_low", f"{AVERAGE}_high"))]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -116,37 +117,39 @@ class Results:
         runs = (run for series in self.series for _, run in series.runs)
         return max((len(chosen.clients) for run in runs for chosen in _some(run)), default=0)
 
-    @property
-    def absent(self) -> list[str]:
-        """Clients that settings hold out; not those that the table does, one after the other."""
-        if self.table.held_out:
-            return []
-        held = (cell.experiment.held_out for series in self.series for cell in series.cells)
-        return sorted({name for names in held for name in names})
+    def absent(self, group: str) -> dict[str, list[str]]:
+        """Clients that settings hold out, with the rows of a group that do; not those that the table holds out, one
+        after the other."""
+        found: dict[str, list[str]] = {}
+        for row in () if self.table.held_out else self.groups[group]:
+            for name in row.series.cells[0].experiment.held_out:
+                found.setdefault(name, []).append(row.series.name)
+        return dict(sorted(found.items()))
 
-    @property
-    def others_clients(self) -> str:
-        """Why the paper's numbers are of other clients than these runs'; empty where they are not."""
-        papers = [paper for group in self.groups if (paper := self.table.paper_of(group)) is not None]
-        wanted = {name for paper in papers for name in paper.clients}
+    def others_clients(self, group: str) -> str:
+        """In what the paper's numbers are of other clients than a group's runs; empty where they are not."""
+        paper = self.table.paper_of(group)
+        wanted, absent = set() if paper is None else {*paper.clients}, self.absent(group)
         lacking, more = sorted(wanted - {*self.columns}), sorted({*self.columns} - wanted)
-        if not wanted or not self.columns or not (lacking or more or self.absent):
+        if not wanted or not self.columns or not (lacking or more or absent):
             return ""
         told = [f"without {', '.join(lacking)}"] * bool(lacking) + [f"with {', '.join(more)}"] * bool(more)
-        told += [f"with {', '.join(self.absent)} held out"] * bool(self.absent and not lacking and not more)
+        told += [f"with {', '.join(absent)} held out"] * bool(absent and not lacking and not more)
         return " and ".join(told)
 
     @property
-    def refused(self) -> dict[str, tuple[int, int]]:
-        """Rows some of whose updates were left out: how many, and of how many."""
-        found: dict[str, tuple[int, int]] = {}
+    def refused(self) -> list[str]:
+        """Which rows had updates left out, how many of how many, and why most of them."""
+        told = []
         for series in self.series:
             lines = [line for _, run in series.runs for line in run.metrics]
-            left_out = sum(len(line.get("refused", ())) for line in lines)
-            if left_out:
-                before, of = found.get(series.name, (0, 0))
-                found[series.name] = before + left_out, of + sum(len(line["clients"]) for line in lines)
-        return found
+            reasons = Counter(reason for line in lines for reason in line.get("refused", {}).values())
+            if reasons:
+                ((why, _),) = reasons.most_common(1)
+                count = f"{reasons.total():,} of {sum(len(line['clients']) for line in lines):,}"
+                name = ", ".join(part for part in (series.name, series.group) if part)
+                told.append(f"{name} {count} ({'' if len(reasons) == 1 else 'mostly: '}{why})")
+        return told
 
     @property
     def data_sets(self) -> int:

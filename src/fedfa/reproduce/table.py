@@ -7,7 +7,7 @@ import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import combinations
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -131,11 +131,13 @@ class Table(BaseModel):
 
 
 def _varied(setting: str, rows: Mapping[str, Settings]) -> bool:
-    """Whether rows name a setting with several values."""
+    """Whether some rows say a setting, and not all the same: one that leaves it out has its default."""
     where, _, key = setting.rpartition(".")
-    given = (row.get(where) if where else row for row in rows.values())
-    inside = [holder.get(key) for holder in given if isinstance(holder, Mapping)]
-    values = {str(value) for value in (*inside, *(row.get(setting) for row in rows.values())) if value is not None}
+    values = set()
+    for row in rows.values():
+        holder = row.get(where) if where else row
+        inside = holder.get(key) if isinstance(holder, Mapping) else None
+        values.add(str(row.get(setting, inside)))
     return len(values) > 1
 
 
@@ -169,7 +171,16 @@ class Choice:
 
 
 def lay_out(table: Table, choice: Choice) -> list[Cell]:
-    """All runs of a table, seed by seed, so that what is there when it is stopped can be compared."""
+    """All runs of a table, seed by seed, so that what is there when it is stopped can be compared. Changes that rows
+    would belie are refused."""
+    cells = runs_of(table, choice)
+    if choice.overrides:
+        _compared(table, choice)
+    return cells
+
+
+def runs_of(table: Table, choice: Choice) -> list[Cell]:
+    """All runs of a table, whatever its rows are called."""
     variant = chosen_variant(table, choice.variant)
     rows = chosen_rows(table, choice.only)
     _refuse(table, choice)
@@ -194,28 +205,21 @@ def lay_out(table: Table, choice: Choice) -> list[Cell]:
                     except UserError as error:
                         raise UserError(f"{table.name}, row {row!r}: {error}") from None
                     cells.append(Cell(group, row, seed, held_out, experiment))
-    _same_rows(table, choice, cells)
     return cells
 
 
-def _same_rows(table: Table, choice: Choice, cells: Sequence[Cell]) -> None:
-    """Refuse changes that make one run of what are two, and would go by both names."""
-
-    def runs(cells: Sequence[Cell]) -> dict[tuple[str, str], str]:
-        first = (cell for cell in cells if cell.seed == 0 and cell.held_out == cells[0].held_out)
-        return {(cell.group, cell.row): cell.experiment.title for cell in first}
-
-    if not choice.overrides:
-        return
-    changed = runs(cells)
-    if len({*changed.values()}) == len(changed):
-        return
-    own = runs(lay_out(table, replace(choice, seeds=1, overrides={})))
-    for one, other in combinations(changed, 2):
-        if changed[one] == changed[other] and own[one] != own[other]:
-            rows = " and ".join(repr(", ".join(filter(None, place))) for place in (one, other))
-            keys = ", ".join(f"{key}={value}" for key, value in choice.overrides.items() if key != "source.path")
-            raise UserError(f"{table.name}: {rows} would be the same runs with {keys}")
+def _compared(table: Table, choice: Choice) -> None:
+    """Refuse changes of what rows or groups differ in, since they are called by it."""
+    own = runs_of(table, replace(choice, seeds=1, only=(), overrides={}, tuned=None))
+    by_name = {", ".join(part for part in (cell.group, cell.row) if part): cell.experiment for cell in own}
+    plain = {name: experiment.model_dump(mode="json") for name, experiment in by_name.items()}
+    for key in choice.overrides:
+        where, _, setting = key.rpartition(".")
+        holders = {name: config[where] if where else config for name, config in plain.items()}
+        values = {name: holder[setting] for name, holder in holders.items() if setting in holder}
+        for one, other in pairwise(values):
+            if values[one] != values[other]:
+                raise UserError(f"{table.name}: {one!r} and {other!r} differ in {key}, so it cannot be changed for all")
 
 
 def _refuse(table: Table, choice: Choice) -> None:
@@ -303,7 +307,7 @@ def _merged(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
     content = read_toml(path)
     like = content.pop("like", "")
     if like:
-        inherited = {
+        inherited: dict[str, Any] = {
             "variant": "paper",
             "variants": {},
             "paper": "",
@@ -312,6 +316,8 @@ def _merged(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
             "needs": "",
             "folder": "",
         }
+        if "rows" in content:  # which may differ in other things
+            inherited["against"] = {}
         content = {**_merged(path.parent / f"{like}.toml", (*seen, path)), **inherited, **content}
     return content
 

@@ -8,6 +8,7 @@ import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,6 @@ from fedfa.files import check_folder, write_text
 from fedfa.registry import nearest
 from fedfa.reproduce.names import changes, file_name
 from fedfa.reproduce.play import complain, play_all, split_names, try_out
-from fedfa.reproduce.summary import weighty
 from fedfa.reproduce.table import (
     Cell,
     Choice,
@@ -152,17 +152,18 @@ def tune(name: str, overrides: Settings, search: Search) -> Path:
     common = {**find_data(table, search.data), **overrides}
     choice = Choice(search.seeds, split_names(search.only), search.variant, common)
     cells = lay_out(table, choice)
-    path = search.file or search.out / "tuned" / f"{file_name(table, choice, changes(table, choice))}.toml"
+    changed = changes(table, choice)
+    path = search.file or search.out / "tuned" / f"{file_name(table, choice, changed)}.toml"
     if path.is_dir():
         raise UserError(f"--file: {path} is a folder; name the file that the settings are to go to")
     check_folder(path.parent, "--file" if search.file else "--out")
-    beside = _beside(path, table, search, overrides)  # which must be readable, before anything is played
+    head = _head(table, search, changed)
+    beside = _beside(path, head)  # which must be readable, before anything is played
     tried: dict[str, list[Settings]] = {}
     runs: dict[str, Experiment] = {}
     names: dict[str, list[tuple[str, int]]] = {}
-    fixed = compared(cells)
     for cell in cells:
-        drawn = trials(cell.experiment, cell.row, search.trials, search.search_seed, fixed)
+        drawn = trials(cell.experiment, cell.row, search.trials, search.search_seed, compared(cells))
         candidates = tried.setdefault(cell.row, drawn)
         for number, settings in enumerate(candidates):
             experiment = load(cell.experiment, settings)
@@ -198,15 +199,21 @@ def tune(name: str, overrides: Settings, search: Search) -> Path:
     complain(failed)
     means = {key: summarise(values).mean for key, values in scores.items()}
     if path.is_file() and not any(beside.values()):  # of another search, whose numbers nobody has asked to lose
-        os.replace(path, before := path.with_suffix(".before.toml"))
+        os.replace(path, before := _aside(path))
         print(f"{path} was of another search: it is {before} now")
-    write_text(path, _toml(table, search, overrides, tried, means, beside))
+    write_text(path, _toml(head, tried, means, beside))
     _tell(tried, means)
     if diverged:  # whose scores may be those of initial weights
-        counts = ", ".join(f"{row} {count}" for row, count in Counter(row for row, _ in diverged).items())
+        counts = ", ".join(f"{row} {count}" for row, count in Counter(row for row, _ in sorted(diverged)).items())
         print(f"updates were left out in {len(diverged)} of {len(means)} trials: {counts}")
-    print(f"wrote {path}; use it with: {_use(name, table, search, path, overrides, tried, means)}")
+    print(f"wrote {path}; use it with: {_use(name, table, search, path, head, tried, means)}")
     return path
+
+
+def _aside(path: Path) -> Path:
+    """Where a file of another search goes that is in the way: a name that no file has."""
+    names = (f"{path.stem}.before{f'-{number}' if number > 1 else ''}.toml" for number in count(1))
+    return next(place for name in names if not (place := path.with_name(name)).exists())
 
 
 def _use(
@@ -214,14 +221,14 @@ def _use(
     table: Table,
     search: Search,
     path: Path,
-    overrides: Settings,
+    head: Mapping[str, Any],
     tried: Mapping[str, Sequence[Settings]],
     means: Mapping[tuple[str, int], float],
 ) -> str:
     """The command that trains with what was found."""
     if table.base == name and name not in table_names():  # an experiment, which is no table
         (row,) = tried
-        settings = {**_common(table, search, overrides), **tried[row][best_of(row, tried[row], means)]}
+        settings = {**head.get("settings", {}), **tried[row][best_of(row, tried[row], means)]}
         return shlex.join(["fedfa", "run", name, *(f"{key}={value}" for key, value in settings.items())])
     words = ["fedfa", "reproduce", name, "--tuned", str(path)]
     words += ["--variant", search.variant] if search.variant else []
@@ -229,10 +236,10 @@ def _use(
     return shlex.join(words)
 
 
-def _head(table: Table, search: Search, overrides: Settings) -> dict[str, Any]:
-    """What was searched, and how."""
-    changed = weighty(overrides)
-    rounds = changed.pop("rounds", None)
+def _head(table: Table, search: Search, changed: Settings) -> dict[str, Any]:
+    """What was searched, and how. Settings that all trials had of the command line belong to what was found; the
+    number of rounds does not."""
+    settings = {key: value for key, value in changed.items() if key != "rounds"}
     return {
         "table": table.name,
         "variant": search.variant or table.variant,
@@ -240,32 +247,24 @@ def _head(table: Table, search: Search, overrides: Settings) -> dict[str, Any]:
         "seeds": search.seeds,
         "search_seed": search.search_seed,
         "judged_by": f"validation data alone: mean over clients, over the last {LAST} rounds",
-        **({} if rounds is None else {"rounds": rounds}),
-        **({"settings": changed} if changed else {}),
+        **({"rounds": changed["rounds"]} if "rounds" in changed else {}),
+        **({"settings": settings} if settings else {}),
     }
 
 
-def _common(table: Table, search: Search, overrides: Settings) -> Settings:
-    """What all trials had of the command line, which what was found belongs to; but for the number of rounds."""
-    settings: Settings = _head(table, search, overrides).get("settings", {})
-    return settings
-
-
-def _beside(path: Path, table: Table, search: Search, overrides: Settings) -> dict[str, dict[str, Any]]:
+def _beside(path: Path, head: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """What the file has of other rows from the same search: `--only` adds to it."""
     there = read_toml(path) if path.is_file() else {}
     if there and "judged_by" not in there:
         raise UserError(f"--file: {path} is no file of `fedfa tune`, and stays as it is: name another")
     if not all(isinstance(there.get(key, {}), dict) for key in ("rows", "tried")):
         raise UserError(f"--file: {path} is damaged: delete it, or name another")
-    same = {key: there.get(key) for key in there if key not in ("rows", "tried")} == _head(table, search, overrides)
+    same = {key: there.get(key) for key in there if key not in ("rows", "tried")} == head
     return {key: there.get(key, {}) if same else {} for key in ("rows", "tried")}
 
 
 def _toml(
-    table: Table,
-    search: Search,
-    overrides: Settings,
+    head: Mapping[str, Any],
     tried: Mapping[str, Sequence[Settings]],
     means: Mapping[tuple[str, int], float],
     beside: Mapping[str, Mapping[str, Any]],
@@ -273,7 +272,7 @@ def _toml(
     import tomli_w
 
     best = {row: best_of(row, candidates, means) for row, candidates in tried.items()}
-    head, common = _head(table, search, overrides), _common(table, search, overrides)
+    common = head.get("settings", {})
     content: dict[str, Any] = {
         **head,
         "rows": {**beside["rows"], **{row: {**common, **tried[row][number]} for row, number in best.items()}},
