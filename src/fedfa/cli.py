@@ -158,14 +158,14 @@ def reproduce(
     from fedfa.reproduce.play import Wish, list_tables, reproduce
 
     tables = [word for word in words or () if "=" not in word]
-    if not words:
+    found = tuple(sources or ())
+    wish = Wish(seeds, only, data, rounds, out, at_once, variant, tuned, rule, table_only, found, summaries, quiet)
+    if not words and wish == Wish(out=out):
         list_tables()
         return
     if not tables:
         raise UserError("which table? `fedfa reproduce` lists them")
-    found = tuple(sources or ())
-    wish = Wish(seeds, only, data, rounds, out, at_once, variant, tuned, rule, table_only, found, summaries, quiet)
-    reproduce(tables, parse_overrides([word for word in words if "=" in word]), wish)
+    reproduce(tables, parse_overrides([word for word in words or () if "=" in word]), wish)
 
 
 @app.command()

@@ -178,6 +178,48 @@ def test_all_charts_are_there_in_print(visit: Visits) -> None:
     assert seen.page.evaluate("[...document.querySelectorAll('.plot')].every((plot) => plot.children.length)")
 
 
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_paper_is_white_and_holds_what_the_screen_does(visit: Visits, scheme: str) -> None:
+    """A page of A4 has some 720 pixels: nothing may be wider, and in the dark nothing stays dark."""
+    seen = visit(scheme=scheme)
+    seen.see_all()
+    before = seen.chart("curves").locator(".plot > svg").bounding_box()["width"]
+    seen.page.emulate_media(media="print", color_scheme=scheme)
+    seen.page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    ends = (
+        "[...document.querySelectorAll('main .plot > *, main table')].map((one) => one.getBoundingClientRect().right)"
+    )
+    left = "document.querySelector('main .wide').getBoundingClientRect().left"
+    assert seen.page.evaluate(f"Math.max(...{ends}) - {left}") <= 680
+    ink = seen.page.evaluate("getComputedStyle(document.body).color")
+    assert sum(map(int, re.findall(r"\d+", ink))) < 200, ink
+    seen.page.emulate_media(media="screen", color_scheme=scheme)
+    seen.page.evaluate("dispatchEvent(new Event('afterprint'))")
+    assert seen.chart("curves").locator(".plot > svg").bounding_box()["width"] == before
+
+
+def test_of_many_methods_the_best_are_shown_at_first_and_all_are_told_apart(visit: Visits, tmp_path: Path) -> None:
+    runs = [entry([{"amazon": 0.9 - number / 100}] * 3, lr=0.1 + number / 100) for number in range(20)]
+    path = tmp_path / "many.html"
+    path.write_text(page(study(*runs)), "utf-8")
+    seen = visit(file=path)
+    curves = seen.chart("curves")
+    assert curves.locator("path.curve").count() == 12
+    assert "at first the 12 with the highest means" in curves.locator("legend").inner_text()
+    boxes = curves.get_by_role("checkbox")
+    assert [box.is_checked() for box in boxes.all()] == [True] * 12 + [False] * 8
+    for box in boxes.all()[12:]:
+        box.check()
+    drawn = "(all) => all.map((one) => [getComputedStyle(one).stroke, one.getAttribute('stroke-dasharray')].join())"
+    looks = curves.locator("path.curve").evaluate_all(drawn)
+    assert len(looks) == len(set(looks)) == 20
+    bars = seen.chart("bars").locator("g[data-series]")
+    filled = "(all) => all.map((one) => [...one.querySelectorAll('rect')].map((r) => getComputedStyle(r).fill).join())"
+    fills = bars.evaluate_all(filled)
+    assert len(fills) == 40 and len(set(fills)) == 20, "a client's and the mean's"
+    assert seen.said == []
+
+
 def test_arrow_keys_read_out_a_chart(visit: Visits) -> None:
     seen = visit()
     for name, titles in (

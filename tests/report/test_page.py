@@ -26,6 +26,7 @@ from fedfa.report.tables import (
     Table,
     costs,
     differences,
+    fixed,
     in_latex,
     paper_by_client,
     results,
@@ -82,7 +83,7 @@ def test_the_page_needs_nothing_else() -> None:
         assert "src" not in attributes and (attributes.get("href") or "#").startswith("#")
         assert not [key for key in attributes if key.startswith("on")]
     outside = set(re.findall(r"https?://[^\s'\"]+", text)) - {"http://www.w3.org/2000/svg"}
-    assert not outside and "@import" not in text and "url(" not in text
+    assert not outside and "@import" not in text and re.search(r"url\((?!#)", text) is None
     (policy,) = (a["content"] for n, a in elements.found if a.get("http-equiv") == "Content-Security-Policy")
     assert policy is not None and policy.startswith("default-src 'none';") and "script-src 'sha256-" in policy
 
@@ -112,7 +113,7 @@ def test_incomplete_and_unreadable_runs_are_shown_as_such() -> None:
     ).text  # fmt: skip
     assert "5 runs" not in text and "4 runs · 3 methods · 2 seeds · 3 incomplete · 1 unreadable" in text
     assert "fedfa (incomplete)" in text and "incomplete: 1 of 2 rounds" in text and "incomplete: 0 of" in text
-    assert "Left out of the numbers: 1 run of fedavg." in text
+    assert "Left out of the numbers: fedavg, seed 1, incomplete: 1 of 2 rounds." in text
     assert "some/where" in text and "has no experiment.toml" in text
 
 
@@ -135,7 +136,15 @@ def test_the_lead_says_no_more_than_the_numbers() -> None:
     assert "Of 1 difference to fedavg, 1 has an interval without zero: fedfa (+10.1)." in text
     assert "(one seed: no interval)" in Elements(page(study(runs[0]))).text
     lucky = entry(scores(0.9), algorithm="fedprox")
-    assert "fedfa has the highest mean, 61.1 %" in Elements(page(study(*runs, *better, lucky))).text
+    text = Elements(page(study(*runs, *better, lucky))).text
+    assert "fedfa has the highest mean of the methods with several seeds, 61.1 %" in text
+    assert "fedavg reaches 51.0 %, as the only one with several seeds" in Elements(page(study(*runs, lucky))).text
+
+
+def test_which_runs_do_not_count_is_told() -> None:
+    twice = [entry(scores(0.5), 0), entry(scores(0.5), 1), entry(scores(0.5), 1)]
+    text = Elements(page(study(*twice))).text
+    assert "Left out of the numbers: a second run of fedavg, seed 1." in text
 
 
 def test_a_long_report_has_contents_and_folds_what_is_detail() -> None:
@@ -309,6 +318,11 @@ def test_latex_takes_any_text() -> None:
     assert in_latex("\\50 % of $x_1 & #{y}^~ − γ") == (
         r"\textbackslash{}50 \% of \$x\_1 \& \#\{y\}\textasciicircum{}\textasciitilde{} $-$ $\gamma$"
     )
+    assert in_latex("β λ ρ Δ φ ÷ ≥") == r"$\beta$ $\lambda$ $\rho$ $\Delta$ $\phi$ $\div$ $\geq$"
+
+
+def test_zero_has_no_sign() -> None:
+    assert [fixed(value) for value in (-0.04, -0.06, 0.04)] == ["0.0", "−0.1", "0.0"]
 
 
 @pytest.mark.parametrize(("value", "wanted"), [(1.24, "+1.2"), (-0.26, "−0.3"), (0.04, "0.0"), (-0.04, "0.0")])

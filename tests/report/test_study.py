@@ -203,6 +203,30 @@ def test_a_folder_of_runs_a_run_and_a_summary(hand_made: HandMade, tmp_path: Pat
         assert panel.series[0].by_seed("best", "a") == dict.fromkeys(range(3), 0.5)
 
 
+def test_mnist_by_writer_is_not_called_emnist(hand_made: HandMade) -> None:
+    """Both are read by the same source, which takes whatever is divided by writers."""
+    run = hand_made("run", [{"a": 0.5}])
+    runs = [
+        Entry(
+            "one",
+            {**run.config, "name": "mnist-writers", "source": {"name": "emnist"}},
+            run.provenance,
+            run.metrics,
+            True,
+        )
+    ]
+    assert [panel.title for panel in study(*runs).panels] == ["mnist-writers"]
+
+
+def test_titles_have_as_many_digits_as_tell_them_apart() -> None:
+    runs = [entry(scores(0.5), **{"split.fraction": share}) for share in (1 / 6, 0.1667, 0.5)]
+    assert sorted(panel.title.partition("split.fraction=")[2] for panel in study(*runs).panels) == [
+        "0.16667",
+        "0.1667",
+        "0.5",
+    ]
+
+
 def test_older_runs_are_completed_where_there_are_other_data_too(hand_made: HandMade, tmp_path: Path) -> None:
     tests = [{"a": 0.5}]
     for number, (seed, data) in enumerate([(0, "one"), (1, "one"), (0, "two")]):

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -164,6 +165,8 @@ def test_unseen_clients(tmp_path: Path) -> None:
         assert float(row["gap"]) == pytest.approx(float(row["seen"]) - float(row["average"]), abs=1e-3)
         clients = [float(row[name]) for name in ("fax", "phone", "scanner", "tablet")]
         assert float(row["average"]) == pytest.approx(sum(clients) / 4, abs=1e-3)
+    if find_spec("matplotlib"):
+        assert (tmp_path / "tables" / f"digit-sites-unseen-{ONE}-curves.png").stat().st_size > 10_000
 
 
 def test_clients_that_settings_hold_out_are_marked(tmp_path: Path) -> None:
@@ -219,6 +222,7 @@ def test_costs_are_measured_in_processes_of_their_own(tmp_path: Path) -> None:
         (["digit-sites", "engine=captured", "device=cpu"], "engine=captured needs a CUDA device"),
         (["office-main", "--variant", "coed"], "office-main has no variant 'coed'"),  # before it asks for data, too
         (["rounds=3"], "which table? `fedfa reproduce` lists them"),
+        (["--only", "FedFA"], "which table? `fedfa reproduce` lists them"),
         (["digit-sites", "digit-site"], "no table 'digit-site'; did you mean 'digit-sites'?"),
         (["digit-sites", "digits-fedmix", "--only", "FedProx"], "digits-fedmix has no row 'FedProx'"),
     ],

@@ -98,11 +98,14 @@ def test_files_that_are_no_summaries(tmp_path: Path, capsys: pytest.CaptureFixtu
     for other in ("{}", "[1]", '{"format": 1, "notes": "mine"}'):
         (tmp_path / "a.json").write_text(other)
         assert find_summaries(tmp_path) == {}, "other files are passed over"
+    (tmp_path / "a.json").write_text("{")
+    assert find_summaries(tmp_path) == {} and not capsys.readouterr().err, "nor is every JSON file ours that is damaged"
+    named = tmp_path / "digits-fedavg-seed0-0123abcd.json"
     for broken in ("{", '{"format": 1, "config": {}}'):
-        (tmp_path / "a.json").write_text(broken)
+        named.write_text(broken)
         assert find_summaries(tmp_path) == {}, "a damaged one stops no table"
         (told,) = capsys.readouterr().err.splitlines()
-        assert "a.json is not the summary of a run" in told and told.endswith("passed over")
+        assert f"{named} is not the summary of a run" in told and told.endswith("passed over")
     (tmp_path / "a.json").write_text(json.dumps({"format": 99}))
     with pytest.raises(UserError, match="format 99"):
         read_summary(tmp_path / "a.json")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import tomllib
 from collections.abc import Callable
@@ -53,6 +54,12 @@ def test_what_a_table_compares_is_not_drawn() -> None:
     named = next(cell for cell in cells if cell.row == "p = 0.1")
     assert all(set(found) <= {"lr"} for found in trials(named.experiment, named.row, 4, 0, compared(cells)))
     assert compared(lay_out(find_table("office-main"), Choice(seeds=1))) == frozenset()
+
+
+def test_a_search_shows_validation_data_alone(tmp_path: Path) -> None:
+    settings = ["--only", "FedFA", "--trials", "1", "--rounds", "1", "split.fraction=0.1", "device=cpu"]
+    told = command("tune", "digit-sites", *settings, "-o", tmp_path)
+    assert re.search(r"round 1/1, validation \d+\.\d %", told) and "test " not in told
 
 
 def test_the_same_search_with_other_rows_adds_to_its_file(tmp_path: Path) -> None:

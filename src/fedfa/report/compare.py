@@ -235,8 +235,10 @@ def _short(value: Any, others: Sequence[Any]) -> str:
     if value is None:
         return "default"
     if isinstance(value, float):
-        few = f"{value:.4g}"
-        return few if all(few != f"{one:.4g}" for one in others if isinstance(one, float)) else str(value)
+        floats = [one for one in others if isinstance(one, float)]
+        shorter = (f"{value:.{digits}g}" for digits in range(4, 17) if all(
+            f"{value:.{digits}g}" != f"{one:.{digits}g}" for one in floats))  # fmt: skip
+        return next(shorter, str(value))
     if not isinstance(value, list):
         return str(value)
     names, *rest = ([_name(part) for part in one] for one in (value, *others) if isinstance(one, list))

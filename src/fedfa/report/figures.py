@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedfa.errors import UserError
+from fedfa.statistics import LEVEL
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,9 +22,20 @@ if TYPE_CHECKING:
 
 COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#bbbbbb")
 """Paul Tol's bright scheme: told apart with any colour vision, and in print."""
-
-
-LINES = ("-", "--", ":", "-.")
+LINES = (
+    "-",
+    "--",
+    ":",
+    "-.",
+    (0, (9, 2)),
+    (0, (1, 4)),
+    (0, (7, 2, 1, 2, 1, 2)),
+    (0, (3, 1)),
+    (0, (9, 2, 1, 2)),
+    (0, (5, 5)),
+)
+HATCHES = ("", "////", "----", "\\\\\\\\", "||||", "....", "xxxx", "++++", "oooo", "//..")
+"""What tells lines and bars apart that have the same colour."""
 
 
 @contextmanager
@@ -69,10 +81,9 @@ def _curves(axes: Axes, comparison: Comparison) -> None:
 
     for number, summary in enumerate(comparison.runs):
         rounds, values = zip(*summary.curve, strict=True)
-        colour = COLOURS[number % len(COLOURS)]
-        axes.plot(
-            rounds, [100 * v for v in values], color=colour, label=summary.label, marker="o" if len(rounds) < 3 else ""
-        )
+        colour, line = ink(number)
+        marker = "o" if len(rounds) < 3 else ""
+        axes.plot(rounds, [100 * v for v in values], color=colour, linestyle=line, label=summary.label, marker=marker)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(axis="y", alpha=0.3)
 
@@ -83,7 +94,7 @@ def _bars(axes: Axes, comparison: Comparison) -> None:
     for number, summary in enumerate(comparison.runs):
         values = [100 * summary.clients.get(name, 0.0) for name in comparison.clients] + [100 * summary.last]
         at = [place + (number - (len(comparison.runs) - 1) / 2) * width for place in range(len(names))]
-        axes.bar(at, values, width * 0.9, color=COLOURS[number % len(COLOURS)])
+        axes.bar(at, values, width * 0.9, **_body(number))
     axes.set_xticks(range(len(names)), names, rotation=30 if len(names) > 6 else 0)
     axes.grid(axis="y", alpha=0.3)
     axes.set_axisbelow(True)
@@ -96,10 +107,11 @@ INSIDE = 5
 
 
 def draw_convergence(panel: Panel, rule: Rule) -> Figure:
-    """Test metric by round: means over seeds, with 95 % intervals."""
+    """Test metric by round: means over seeds, with 95 % intervals where they do not hide each other."""
     from matplotlib.ticker import MaxNLocator
 
     many = len(panel.series) > INSIDE
+    bands = False
     figure, axes = _column(2.6, 5 if many else 3.4)
     for place, series in enumerate(panel.series):
         curve = _band(series, panel.primary)
@@ -108,10 +120,13 @@ def draw_convergence(panel: Panel, rule: Rule) -> Figure:
         rounds, means, lows, highs = curve
         colour, line = ink(place)
         axes.plot(rounds, means, color=colour, linestyle=line, linewidth=1.2, label=series.label)
-        if len(series.used) > 1:
+        if len(series.used) > 1 and not many:
             axes.fill_between(rounds, lows, highs, color=colour, alpha=0.15, linewidth=0)
+            bands = True
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set(xlabel="round", ylabel=f"test {panel.metric}, %")
+    axes.set(xlabel="round", ylabel=_measured(panel))
+    if bands:
+        axes.set_xlabel(f"round (bands: {100 * LEVEL:.0f} % intervals over seeds)")
     axes.grid(axis="y", alpha=0.3)
     if many:
         figure.legend(fontsize=7, loc="outside right center")
@@ -123,13 +138,19 @@ def draw_convergence(panel: Panel, rule: Rule) -> Figure:
 def draw_clients(panel: Panel, rule: Rule) -> Figure:
     """Test metric of every client: means over seeds, with 95 % intervals."""
     names = [*panel.shown_clients, panel.primary]
-    figure, axes = _column(2.6, 3.4 if len(names) * len(panel.series) <= 24 else 7)
+    many = len(panel.series) > INSIDE
+    labels = [textwrap.fill(series.label, 28 if many else 22, break_long_words=False) for series in panel.series]
+    beside = 0.9 + 0.055 * max(len(line) for label in labels for line in label.splitlines())
+    rows = sum(len(label.splitlines()) for label in labels)
+    figure, axes = _column(
+        max(2.6, 0.4 + 0.125 * rows), (3.4 if len(names) * len(panel.series) <= 24 else 7) + beside * many
+    )
     width = 0.8 / len(panel.series)
     for place, series in enumerate(panel.series):
         found = [series.summary(rule, name) for name in names]
         at = [number + (place - (len(panel.series) - 1) / 2) * width for number in range(len(names))]
         heights = [100 * summary.mean if summary else 0.0 for summary in found]
-        axes.bar(at, heights, width * 0.92, color=ink(place)[0], label=series.label)
+        axes.bar(at, heights, width * 0.92, **_body(place), label=labels[place])
         known = [
             (x, 100 * one.mean, 100 * (one.mean - one.low))
             for x, one in zip(at, found, strict=True)
@@ -141,11 +162,18 @@ def draw_clients(panel: Panel, rule: Rule) -> Figure:
     axes.set_xticks(
         range(len(names)), [panel.client_title(name) for name in names], rotation=30 if len(names) > 6 else 0
     )
-    axes.set(ylabel=f"test {panel.metric}, %", ylim=(0, 100))
+    axes.set(ylabel=_measured(panel), ylim=(0, 100))
     axes.grid(axis="y", alpha=0.3)
     axes.set_axisbelow(True)
-    axes.legend(fontsize=7, ncols=3, loc="lower center", bbox_to_anchor=(0.5, 1))
+    if many:
+        figure.legend(fontsize=7, loc="outside right center")
+    else:
+        figure.legend(fontsize=7, loc="outside upper center", ncols=3 if max(map(len, labels)) < 14 else 2)
     return figure
+
+
+def _measured(panel: Panel) -> str:
+    return f"test {panel.metric}, %{', unseen clients' if panel.held_out else ''}"
 
 
 def draw_differences(panel: Panel, rule: Rule) -> Figure:
@@ -184,9 +212,15 @@ def _column(height: float, width: float = 3.4) -> tuple[Figure, Axes]:
     return figure, figure.subplots()
 
 
-def ink(place: int) -> tuple[str, str]:
+def ink(place: int) -> tuple[str, Any]:
     """The colour and the line of one of several methods."""
     return COLOURS[place % len(COLOURS)], LINES[place // len(COLOURS) % len(LINES)]
+
+
+def _body(place: int) -> dict[str, Any]:
+    """How the bars of one of several methods look."""
+    return {"color": COLOURS[place % len(COLOURS)], "hatch": HATCHES[place // len(COLOURS) % len(HATCHES)],
+            "edgecolor": "white", "linewidth": 0}  # fmt: skip
 
 
 def _band(series: Series, who: str) -> tuple[list[int], list[float], list[float], list[float]] | None:

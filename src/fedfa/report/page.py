@@ -15,7 +15,7 @@ from fedfa.report.entry import Entry
 from fedfa.report.markup import Markup, escaped, joined, json_block, tag
 from fedfa.report.payload import payload
 from fedfa.report.study import Panel, Series, Study
-from fedfa.report.tables import costs, paper_by_client, results, signed
+from fedfa.report.tables import costs, fixed, paper_by_client, results, signed
 from fedfa.statistics import TITLES, Summary
 
 MOST_SAMPLES = 50
@@ -104,7 +104,10 @@ def _contents(study: Study) -> Markup | None:
         cells = zip((*counts, best, whose), KINDS[1:], strict=True)
         link = tag("a", panel.title, href=f"#panel-{number}")
         rows.append(tag("tr", tag("th", link, scope="row"), [tag("td", text, class_=kind) for text, kind in cells]))
-    caption = tag("caption", tag("span", "Federations, and the method with the highest mean over seeds in each."))
+    text = (
+        "Federations, and the method with the highest mean over seeds in each. Where others have seeds, a single run "
+    )
+    caption = tag("caption", tag("span", f"{text}does not count, nor one that is not complete."))
     table = tag("table", caption, tag("thead", tag("tr", head)), tag("tbody", rows), class_="contents")
     return _card("Contents", "contents", _scrolling(table, "Contents"), level=2)
 
@@ -140,11 +143,14 @@ def _lead(panel: Panel) -> Markup:
     if highest is None:
         return escaped("No run has an evaluated round yet.")
     series, best = highest
-    many = len(panel.ranked) > 1
+    some_alone = len(panel.ranked) < len(panel.comparable)
+    among = " of the methods with several seeds" if some_alone else ""
     text = [
         tag("strong", series.label),
-        f" has the highest mean, {100 * best.mean:.1f} %" if many else f" reaches {100 * best.mean:.1f} %",
-        f" (95 % interval {100 * best.low:.1f} to {100 * best.high:.1f}, {best.n} seeds)"
+        f" has the highest mean{among}, {fixed(100 * best.mean)} %"
+        if len(panel.ranked) > 1
+        else f" reaches {fixed(100 * best.mean)} %{', as the only one with several seeds' if some_alone else ''}",
+        f" (95 % interval {fixed(100 * best.low)} to {fixed(100 * best.high)}, {best.n} seeds)"
         if best.low is not None and best.high is not None
         else " (one seed: no interval)",
         f" of test {panel.metric}{' on unseen clients' if panel.held_out else ''}, {TITLES[rule]}.",
@@ -217,7 +223,15 @@ def _results(panel: Panel, number: int) -> Markup:
 
 
 def _partly(series: Series) -> str:
-    return f"{_count(sum(entry not in series.used for entry in series.entries), 'run')} of {series.label}"
+    """Which of its runs do not count, and why."""
+    counted = {entry.seed for entry in series.used}
+    return ", ".join(
+        f"a second run of {series.label}, seed {entry.seed}"
+        if entry.done and entry.seed in counted
+        else f"{series.label}, seed {entry.seed}, {entry.status}"
+        for entry in series.entries
+        if entry not in series.used
+    )
 
 
 def _curves(number: int) -> Markup:

@@ -25,8 +25,8 @@ FEDERATION = ("source", "partition", "split", "held_out", "rounds")
 """Settings that make a federation, as methods are compared on it: after a tenth of the rounds nothing is."""
 TOLD = "data"
 """The setting of a source by which those of other data are told apart; runs' own configs have none of that name."""
-OWN = "_folders"
-"""How sources end that read whatever is in someone's own folders."""
+OWN = ("_folders", "emnist")
+"""How sources end that read whatever is in someone's own folders, or what is divided by writers as EMNIST is."""
 MOST_TITLES, MOST_SOURCES = 3, 8
 """Federations that a report's title names, and names of data where these are more."""
 MOST_CLIENTS = 12

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -112,14 +113,22 @@ class Table:
 FORMATS: dict[str, Callable[[Table], str]] = {"md": Table.markdown, "tex": Table.latex, "csv": Table.csv}
 
 
+GREEK = {
+    sign: unicodedata.name(sign).rpartition(" ")[2].lower().replace("lamda", "lambda")
+    for sign in "αβγδεζηθικλμνξπρστυφχψωΓΔΘΛΞΠΣΥΦΨΩ"
+}
+"""Those that LaTeX has commands for, with their names."""
+IN_LATEX = {
+    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
+    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "–": "--", "−": "$-$", "±": r"$\pm$", "<": "$<$", ">": "$>$",
+    "×": r"$\times$", "÷": r"$\div$", "·": r"$\cdot$", "≤": r"$\leq$", "≥": r"$\geq$", "…": r"\ldots{}", "\n": " ",
+    **{sign: rf"$\{name.capitalize() if sign.isupper() else name}$" for sign, name in GREEK.items()},
+}  # fmt: skip
+
+
 def in_latex(text: str) -> str:
-    """Text with LaTeX's own signs spelled out."""
-    signs = {
-        "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
-        "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "–": "--", "−": "$-$", "±": r"$\pm$", "α": r"$\alpha$",
-        "γ": r"$\gamma$", "<": "$<$", ">": "$>$", "×": r"$\times$", "\n": " ",
-    }  # fmt: skip
-    return "".join(signs.get(sign, sign) for sign in text)
+    """Text with LaTeX's own signs, and those that it has no letters for, spelled out."""
+    return "".join(IN_LATEX.get(sign, sign) for sign in text)
 
 
 # The tables themselves
@@ -180,7 +189,9 @@ def results(panel: Panel, rule: Rule) -> Table:
     if panel.in_turn:
         caption += " A client's number is of the runs that it took no part in."
     if compared:
-        caption += f" Differences to {base.label} are paired by seed."
+        tested = sum(one.holm is not None for one in compared.values())
+        corrected = f", and their {tested} p-values are corrected for their number (Holm)" if tested > 1 else ""
+        caption += f" Differences to {base.label} are paired by seed{corrected}."
     if any(papers):
         caption += f" 'one run': where one more run of ours would fall ({100 * LEVEL:.0f} %)."
         told = single_runs(beside)
@@ -320,8 +331,8 @@ def _interval(bounds: tuple[float, float] | None, sign: bool = False) -> Cell:
 
 
 def fixed(value: float, digits: int = 1) -> str:
-    """A number with so many digits, with a true minus."""
-    return f"{value:.{digits}f}".replace("-", "−")
+    """A number with so many digits, with a true minus, and none before zero."""
+    return f"{round(value, digits) or 0.0:.{digits}f}".replace("-", "−")
 
 
 def signed(value: float, digits: int = 1) -> str:

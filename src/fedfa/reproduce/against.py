@@ -130,9 +130,12 @@ def draw_against(results: Results) -> Figure | None:
     for axes, part in zip(figure.subplots(1, len(shown), squeeze=False, sharey=True)[0], shown, strict=True):
         _draw(axes, part, first, inks)
     figure.axes[0].set_ylabel(f"test {results.metric}, %")
-    told = f"bars: {100 * LEVEL:.0f} % intervals of the differences to {first}, paired by seed"
-    printed = any(point.paper is not None for part in shown for points in part.lines.values() for point in points)
-    figure.supxlabel(f"{told}; circles: the paper's single runs" if printed else told, size=7)
+    points = [point for part in shown for points in part.lines.values() for point in points]
+    told = []
+    if any(point.difference is not None and point.difference.interval is not None for point in points):
+        told.append(f"bars: {100 * LEVEL:.0f} % intervals of the differences to {first}, paired by seed")
+    told += ["circles: the paper's single runs"] if any(point.paper is not None for point in points) else []
+    figure.supxlabel("; ".join(told), size=7)
     drawn = {
         name: handle for axes in figure.axes for handle, name in zip(*axes.get_legend_handles_labels(), strict=True)
     }

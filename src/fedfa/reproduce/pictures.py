@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedfa.files import beside
-from fedfa.report.entry import Entry
+from fedfa.report.entry import Entry, InTurn
 from fedfa.report.figures import draw_convergence, style
 from fedfa.report.study import Panel
 from fedfa.report.study import Series as Drawn
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 def draw(results: Results, stem: Path) -> list[Path]:
     """A picture of the curves of every group, and the table's figure, where matplotlib is there. Tables of costs have
-    no curves, and in those of unseen clients a row has several."""
-    if find_spec("matplotlib") is None or results.table.kind == "cost" or results.table.held_out:
+    no curves."""
+    if find_spec("matplotlib") is None or results.table.kind == "cost":
         return []
     drawn = []
     for group, rows in results.groups.items():
@@ -46,10 +46,15 @@ def _save(figure: Figure, stem: Path, ending: str) -> Path:
 
 
 def _panel(title: str, rows: Sequence[Row]) -> Panel:
+    """Rows as a report has them; of clients that are held out one after the other, those of a seed as one run."""
     series = []
     for row in rows:
-        runs = [run for _, run in row.series.runs]
-        entries = tuple(Entry(run.name, run.config, run.provenance, run.metrics, run.done) for run in runs)
+        by_seed: dict[int, list[Entry]] = {}
+        for cell, run in row.series.runs:
+            if cell.seed in row.series.seeds:
+                entry = Entry(run.name, run.config, run.provenance, run.metrics, run.done)
+                by_seed.setdefault(cell.seed, []).append(entry)
+        entries = tuple(InTurn.of(found) if len(found) > 1 else found[0] for found in by_seed.values())
         if entries:
             series.append(Drawn(row.series.name, entries))
     return Panel(title, tuple(series))

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from fedfa.data.federation import fingerprint
 from fedfa.errors import UserError, some
@@ -336,12 +336,14 @@ def play_all(
     at_once: int = 0,
     apart: bool = False,
     quiet: bool = False,
+    split: Literal["val", "test"] = "test",
 ) -> dict[str, UserError]:
-    """Play runs, which have labels, under one bar; `ended` gets each that is complete. Gives why some could not be."""
+    """Play runs, which have labels, under one bar, with their metric on a `split`; `ended` gets each that is complete.
+    Gives why some could not be."""
     labels = {experiment.title: name for name, experiment in runs.items()}
     failed: dict[str, UserError] = {}
     done = 0
-    with Overall(labels, sum(experiment.rounds for experiment in runs.values()), quiet) as overall:
+    with Overall(labels, sum(experiment.rounds for experiment in runs.values()), quiet, split) as overall:
         try:
             for experiment, outcome in run_together(
                 list(runs.values()), root=out, watch=overall.watch, at_once=at_once, apart=apart

@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
+from typing import Literal
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
@@ -16,11 +17,17 @@ from fedfa.report.progress import SECONDS_BETWEEN_LINES
 from fedfa.runs import Run
 from fedfa.server import Record, Watcher
 
+NAMES = {"test": "test", "val": "validation"}
+
 
 class Overall:
     """Counts rounds over all runs, whichever of them goes on, and says how long the rest will take."""
 
-    def __init__(self, labels: Mapping[str, str], rounds: int, quiet: bool = False) -> None:
+    def __init__(
+        self, labels: Mapping[str, str], rounds: int, quiet: bool = False, split: Literal["val", "test"] = "test"
+    ) -> None:
+        self._split = split
+        """Whose metric is shown."""
         self._labels = labels
         """What each run is called in the table, by its title."""
         self._rounds, self._played, self._before = rounds, 0, 0
@@ -75,10 +82,15 @@ class Overall:
             if self._bars is not None or self._quiet or now - self._printed < SECONDS_BETWEEN_LINES:
                 return
             self._printed = now
-            test = "" if record.test is None else f", test {100 * record.test.mean:.1f} %"
+            score = f", {shown}" if (shown := self.score(record)) else ""
             where = f"runs {self._ended}/{self._runs}, rounds {self._played:,}/{self._rounds:,}"
             left = f", {self.left()}" if self.left() else ""
-            print(f"{where}{left}; {label}: round {record.round}/{rounds}{test}", flush=True)
+            print(f"{where}{left}; {label}: round {record.round}/{rounds}{score}", flush=True)
+
+    def score(self, record: Record) -> str:
+        """A round's metric, if it was evaluated."""
+        found = record.test if self._split == "test" else record.val
+        return "" if found is None else f"{NAMES[self._split]} {100 * found.mean:.1f} %"
 
     def ended(self, experiment: Experiment, error: Exception | None) -> None:
         """A run is complete, or failed."""
@@ -124,8 +136,7 @@ class _OneRun(Watcher):
         overall.played(self._label, self._rounds, record)
         if overall._bars is None or self._bar is None or overall._all is None:
             return
-        test = "" if record.test is None else f"test {100 * record.test.mean:.1f} %"
-        overall._bars.update(self._bar, completed=record.round, what=test)
+        overall._bars.update(self._bar, completed=record.round, what=overall.score(record))
         overall._bars.update(overall._all, completed=overall._played, left=overall.left())
         if record.round >= self._rounds:
             overall._bars.remove_task(self._bar)

@@ -192,8 +192,8 @@ def _interval(bounds: tuple[float, float] | None, sign: bool = False) -> text.Ce
     if bounds is None:
         return text.Cell(NOTHING, (None, None))
     low, high = 100 * bounds[0], 100 * bounds[1]
-    told = f"[{signed(low)}, {signed(high)}]" if sign else f"[{low:.1f}, {high:.1f}]".replace("-", "−")
-    return text.Cell(told, (low, high))
+    show = signed if sign else text.fixed
+    return text.Cell(f"[{show(low)}, {show(high)}]", (low, high))
 
 
 def _difference(row: Row, is_reference: bool) -> list[text.Cell]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
@@ -178,7 +179,8 @@ def read_summary(path: Path) -> RunSummary:
         check_config(found["config"], "config")
         return RunSummary(found["name"], found["config"], found["provenance"], _lines(found), found["done"])
     except (OSError, LookupError, TypeError, ValueError) as error:
-        raise UserError(f"{path} is not the summary of a run: {type(error).__name__} {error}") from None
+        what = f"{error} is missing" if isinstance(error, KeyError) else error
+        raise UserError(f"{path} is not the summary of a run: {what}") from None
 
 
 def _lines(found: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -235,5 +237,7 @@ def _is_summary(path: Path) -> bool:
     try:
         found = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError):
-        return True  # and cannot be read, which is told
+        return (
+            re.search(r"-seed\d+-[0-9a-f]{8}\.json$", path.name) is not None
+        )  # so that one that is damaged is told of
     return isinstance(found, dict) and {"format", "config"} <= found.keys()

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from fedfa.errors import UserError, some
-from fedfa.experiment import Experiment, load
+from fedfa.experiment import Experiment, builtin_experiments, load
 from fedfa.paper import PaperTable, paper_table
 from fedfa.registries import Reader
 from fedfa.registry import nearest
@@ -184,6 +184,7 @@ def runs_of(table: Table, choice: Choice) -> list[Cell]:
     variant = chosen_variant(table, choice.variant)
     rows = chosen_rows(table, choice.only)
     _refuse(table, choice)
+    base = benchmark(table.base)
     cells = []
     for seed in range(choice.seeds or table.seeds):
         for held_out in table.held_out or ("",):
@@ -201,7 +202,7 @@ def runs_of(table: Table, choice: Choice) -> list[Cell]:
                         "seed": seed,
                     }
                     try:
-                        experiment = load(benchmark(table.base), settings)
+                        experiment = load(base, settings)
                     except UserError as error:
                         raise UserError(f"{table.name}, row {row!r}: {error}") from None
                     cells.append(Cell(group, row, seed, held_out, experiment))
@@ -297,6 +298,9 @@ def find_table(name: str) -> Table:
 def benchmark(name: str) -> Any:
     """What :func:`fedfa.load` takes for a table's `base`."""
     path = folder() / "benchmarks" / f"{name}.toml"
+    known = [*builtin_experiments(), *(file.stem for file in path.parent.glob("*.toml"))]
+    if not path.is_file() and not name.endswith(".toml") and name not in known:
+        raise UserError(f"base: no benchmark or experiment {name!r}; {nearest(name, known)}")
     return path if path.is_file() else name
 
 

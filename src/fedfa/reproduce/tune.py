@@ -195,6 +195,7 @@ def tune(name: str, overrides: Settings, search: Search) -> Path:
         out=search.out / "tuned" / "runs",
         at_once=search.at_once,
         quiet=search.quiet,
+        split="val",
     )
     complain(failed)
     means = {key: summarise(values).mean for key, values in scores.items()}

@@ -3,9 +3,12 @@
 (() => {
   const data = JSON.parse(document.getElementById('data').textContent);
   const SVG = 'http://www.w3.org/2000/svg';
-  const DASHES = ['', '6 3', '2 3', '9 3 2 3'];
-  const COLOURS = 7;
+  const DASHES = ['', '6 3', '2 3', '9 3 2 3', '12 3', '1 5', '9 3 2 3 2 3', '4 1', '12 3 2 3', '6 6'];
+  const HATCHES = [[], ['M0 6L6 0'], ['M0 3H6'], ['M0 0L6 6'], ['M3 0V6'], ['M2 3H4'], ['M0 6L6 0', 'M0 0L6 6'], ['M0 3H6', 'M3 0V6'],
+    ['M1 1H3', 'M4 4H6'], ['M0 1H6', 'M0 5H6']];
+  const COLOURS = 7; // of more methods, dashes and hatches tell apart those that have the same
   const MOST_BANDS = 5; // of more methods, bands would hide each other
+  const MOST_SHOWN = 12; // at first
   const MINUS = '\u2212', NOTHING = '\u2013';
 
   // Small things
@@ -44,9 +47,17 @@
     return { found, show: (value) => number(value, Math.max(0, -Math.floor(Math.log10(step) + 1e-9))) };
   }
 
+  const level = (place) => Math.floor(place / COLOURS) % HATCHES.length;
+  const hatch = (place) => (level(place) ? `url(#hatch-${level(place)})` : null);
+  document.body.append(svg('svg', { width: 0, height: 0, 'aria-hidden': 'true', style: 'position:absolute' }, svg('defs', {},
+    HATCHES.map((strokes, at) => svg('pattern', { id: `hatch-${at}`, width: 6, height: 6, patternUnits: 'userSpaceOnUse' },
+      strokes.map((d) => svg('path', { d, class: 'hatch' })))))));
+
   function legendMark(place) {
-    return svg('svg', { width: 22, height: 10, 'aria-hidden': 'true', class: colour(place) },
-      svg('line', { x1: 1, y1: 5, x2: 21, y2: 5, class: 'curve', 'stroke-dasharray': dash(place) }));
+    const over = hatch(place);
+    return svg('svg', { width: over ? 36 : 22, height: 10, 'aria-hidden': 'true', class: colour(place) },
+      svg('line', { x1: 1, y1: 5, x2: 21, y2: 5, class: 'curve', 'stroke-dasharray': dash(place) }),
+      over ? [svg('rect', { class: 'column', x: 25, width: 11, height: 10 }), svg('rect', { x: 25, width: 11, height: 10, fill: over })] : null);
   }
 
   // A chart: a place that is drawn when it is first seen and again when its width changes; stops that a pointer or the
@@ -55,7 +66,14 @@
   const seen = new IntersectionObserver((entries) => {
     for (const { isIntersecting, target } of entries) if (isIntersecting) { seen.unobserve(target); target.show(); }
   }, { rootMargin: '400px' });
-  addEventListener('beforeprint', () => every('.plot').forEach((plot) => { if (!plot.drawn) plot.show(); }));
+  // On paper everything is as wide as a page, and a table that is wider is made smaller.
+  const printing = (on) => {
+    document.documentElement.classList.toggle('paper', on);
+    every('.plot').forEach((plot) => { if (plot.clientWidth) plot.show(); });
+    every('.scroll > table').forEach((made) => { made.style.zoom = on ? Math.min(1, made.parentNode.clientWidth / made.offsetWidth) : ''; });
+  };
+  addEventListener('beforeprint', () => printing(true));
+  addEventListener('afterprint', () => printing(false));
   const resized = new ResizeObserver((entries) => {
     for (const { target } of entries) if (target.seen && Math.abs(target.clientWidth - (target.drawn || 0)) > 1) target.show();
   });
@@ -94,8 +112,8 @@
       every('.mark, .tip', plot).forEach((node) => node.remove());
       if (stop.mark) stop.mark();
       const tip = html('div', { class: 'tip' }, html('b', {}, stop.title),
-        stop.rows.map(([tone, name, value]) => html('div', { class: tone },
-          tone ? html('i') : null, html('span', {}, name), html('em', { style: 'font-style:normal' }, value))));
+        stop.rows.map(([place, name, value]) => html('div', {},
+          place === null ? null : legendMark(place), html('span', {}, name), html('em', { style: 'font-style:normal' }, value))));
       plot.append(tip);
       const left = stop.x + 14 + tip.offsetWidth > plot.scrollLeft + plot.clientWidth
         ? Math.max(plot.scrollLeft, stop.x - 14 - tip.offsetWidth) : stop.x + 14;
@@ -169,7 +187,7 @@
       svg('line', { class: 'axis', x1: left, x2: width - right, y1: y(value), y2: y(value) }),
       svg('text', { x: left - 7, y: y(value) + 4, 'text-anchor': 'end' }, vertical.show(value)));
     for (const value of horizontal.found) if (!integer || Number.isInteger(value)) picture.append(
-      svg('text', { x: x(value), y: height - bottom + 18, 'text-anchor': 'middle' }, horizontal.show(value)));
+      svg('text', { x: x(value), y: height - bottom + 18, 'text-anchor': 'middle' }, integer ? String(value) : horizontal.show(value)));
     picture.append(
       svg('text', { x: 0, y: 12 }, up),
       svg('text', { x: width - right, y: height - 4, 'text-anchor': 'end' }, across));
@@ -191,7 +209,7 @@
         .sort(([a, i], [b, j]) => b.y[j] - a.y[i]);
       return {
         x: x(value), title: mark(value),
-        rows: here.map(([one, place]) => [colour(one.place), one.name,
+        rows: here.map(([one, place]) => [one.place, one.name,
           one.show(one.y[place]) + (one.low ? ` (${one.show(one.low[place])} to ${one.show(one.high[place])})` : '')]),
         mark: () => picture.append(svg('g', { class: 'mark' },
           svg('line', { class: 'cross', x1: x(value), x2: x(value), y1: top, y2: height - bottom }),
@@ -200,23 +218,32 @@
     });
   }
 
+  // Of more methods than a chart can hold, those that are not shown at first
+
+  function lowest(own) {
+    const means = Object.values(own.bars)[0]?.[own.whos[0][0]] || [];
+    const order = own.series.map((_, place) => place).sort((a, b) => (means[b]?.[0] ?? -1) - (means[a]?.[0] ?? -1));
+    return order.slice(MOST_SHOWN).filter((place) => place !== own.baseline);
+  }
+
   // A panel: the series of one federation, and which of them are shown
 
   function panel(section, own) {
-    const hidden = new Set();
+    const hidden = new Set(own.series.length > MOST_SHOWN ? lowest(own) : []);
     const redraws = [];
     const redraw = () => redraws.forEach((again) => again());
     const shown = () => own.series.map((_, place) => place).filter((place) => !hidden.has(place));
 
     for (const box of every('.legend', section)) {
       const chips = own.series.map((series, place) => {
-        const input = html('input', { type: 'checkbox', checked: true, onchange: () => {
+        const input = html('input', { type: 'checkbox', checked: !hidden.has(place), onchange: () => {
           if (input.checked) hidden.delete(place); else hidden.add(place);
           redraw();
         } });
         return html('label', { class: `chip ${colour(place)}` }, input, legendMark(place), html('span', {}, series.label));
       });
       box.append(...chips);
+      if (hidden.size) find('legend', box).append(`; at first the ${MOST_SHOWN} with the highest means, and what they are compared with`);
       if (own.series.length > 6) {
         const search = html('input', { type: 'search', placeholder: 'Filter methods', 'aria-label': 'Filter methods by name',
           oninput: () => {
@@ -319,14 +346,16 @@
             : svg('line', { class: close ? 'whisker own' : 'whisker', x1: centre, x2: centre, y1: y(found[1]), y2: y(found[2]) });
           const body = close ? svg('circle', { class: 'dot', r: 4.5, cx: centre, cy: y(found[0]) })
             : svg('rect', { class: 'column', x, width: bar - 2, y: y(found[0]), height: y(0) - y(found[0]), rx: Math.min(3, bar / 4) });
-          picture.append(svg('g', { class: colour(place), 'data-series': own.series[place].label }, close ? [line, body] : [body, line]));
+          const over = close ? null : hatch(place);
+          const hatched = over ? svg('rect', { x, width: bar - 2, y: y(found[0]), height: y(0) - y(found[0]), fill: over }) : null;
+          picture.append(svg('g', { class: colour(place), 'data-series': own.series[place].label }, close ? [line, body] : [body, hatched, line]));
         });
         const short = who === 'unseen' ? 'unseen' : who === 'mean' ? (own.whos[0][0] === 'unseen' ? 'seen' : 'mean') : title;
         const most = Math.max(4, Math.floor(step / 6.8));
         picture.append(svg('text', { class: 'name', x: middle, y: height - bottom + 18, 'text-anchor': 'middle' },
           short.length > most ? `${short.slice(0, most - 1)}\u2026` : short));
         return {
-          x: middle, title, rows: places.map((place) => [colour(place), own.series[place].label, cell(value(who, place))]),
+          x: middle, title, rows: places.map((place) => [place, own.series[place].label, cell(value(who, place))]),
           mark: () => picture.append(svg('rect', { class: 'mark picked', x: middle - step / 2 + 2, width: step - 4, y: 4, height: height - 6, rx: 6 })),
         };
       });
@@ -371,7 +400,7 @@
         const [shift, interval, p, holm, seeds] = text(one);
         return {
           x: x(mean), y, far: (_, pointer) => Math.abs(pointer - y + 8), title: label,
-          rows: [['', 'difference', shift], ['', '95 % interval', interval], ['', 'p (Holm)', holm], ['', 'p', p], ['', 'seeds', seeds]],
+          rows: [['difference', shift], ['95 % interval', interval], ['p (Holm)', holm], ['p', p], ['seeds', seeds]].map((row) => [null, ...row]),
           mark: () => picture.append(svg('circle', { class: 'mark picked', r: 8, cx: x(mean), cy: y })),
         };
       });
@@ -449,7 +478,7 @@
             : { class: 'name', x: x(dot.x) + 9, y: y(dot.y) - 8 }, dot.name) : null));
         return {
           x: x(dot.x), y: y(dot.y), title: dot.name,
-          rows: [['', 'brightness', `${number(dot.x, 3)} ± ${number(dot.dx, 3)}`], ['', 'contrast', `${number(dot.y, 3)} ± ${number(dot.dy, 3)}`]],
+          rows: [[null, 'brightness', `${number(dot.x, 3)} ± ${number(dot.dx, 3)}`], [null, 'contrast', `${number(dot.y, 3)} ± ${number(dot.dy, 3)}`]],
           mark: () => picture.append(svg('circle', { class: 'mark picked', r: 10, cx: x(dot.x), cy: y(dot.y) })),
         };
       });
@@ -549,7 +578,7 @@
       rows.forEach((row, y) => { for (let x = 0; x < across; x += 1) stops.push([row, y, x]); });
       const made = stops.map(([row, y, x]) => ({
         x: edge + (x + 0.5) * wide / across, y: 4 + (y + 0.5) * tall / rows.length,
-        title: `Channel ${found.channel(row)}, round ${rounds[x]}`, rows: [['', statistic.value, digits4(found.value(row, x))]],
+        title: `Channel ${found.channel(row)}, round ${rounds[x]}`, rows: [[null, statistic.value, digits4(found.value(row, x))]],
         mark: () => picture.append(svg('rect', { class: 'mark picked', x: edge + x * wide / across, y: 4 + y * tall / rows.length, width: wide / across, height: Math.max(3, tall / rows.length) })),
       }));
       made.across = across;
