@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal, Protocol, get_args
 
 from fedfa.errors import UserError
@@ -76,6 +77,7 @@ def summarise(values: Iterable[float]) -> Summary:
     return Summary(len(numbers), mean, sd, mean - half, mean + half)
 
 
+@cache
 def _quantile(n: int) -> float:
     """Student's t that n values stay below, to either side, at our level."""
     return float(_student().ppf((1 + LEVEL) / 2, n - 1))
