@@ -20,6 +20,7 @@ from fedfa.report.entry import Entry
 from fedfa.report.page import page
 from fedfa.report.payload import LEVELS, POINTS, payload, thinned
 from fedfa.report.study import Study, collect
+from fedfa.report.tables import results
 from fedfa.reproduce.summary import summary_of, write_summary
 from fedfa.runs import find_run
 from fedfa.statistics import Summary, summarise
@@ -102,6 +103,39 @@ def test_what_others_are_compared_with_has_no_augmentation_and_most_seeds() -> N
     assert [series.augmented for series in panel.series] == [False, False, True]
     base = panel.series[panel.baseline]
     assert base.config["lr"] == 0.2 and len(base.used) == 2
+
+
+def test_a_method_is_compared_with_the_fedavg_that_it_has_most_in_common_with() -> None:
+    """The same seeds and transforms: what a transform does is not a method's doing."""
+    runs = [
+        entry(scores(value + seed / 100), seed, algorithm=name, transforms=transforms, **settings)
+        for value, name, transforms, settings in (
+            (0.5, "fedavg", [], {}), (0.6, "fedavg", ["flip"], {}), (0.65, "fedfa", ["flip"], {}),
+            (0.52, "fedfa", [], {}), (0.53, "fedfa", [], {"network.stages": [1]}),
+            (0.7, "fedavg", ["flip"], {"augmentation": "mixup"}),
+        )
+        for seed in range(2)
+    ]  # fmt: skip
+    (panel,) = study(*runs).panels
+    found = {one.series.label: (one.base.label, round(100 * one.difference.mean, 6)) for one in panel.compared("last")}
+    flip, plain = "fedavg transforms=flip", "fedavg transforms=none"
+    main, other = (flip, plain) if panel.series[panel.baseline].label == flip else (plain, flip)
+    assert found == {
+        other: (main, 10 if main == plain else -10),
+        f"{flip} augmentation=mixup": (flip, 10),
+        "fedfa transforms=flip": (flip, 5),
+        "fedfa transforms=none": (plain, 2),
+        "fedfa transforms=none network.stages=1": (plain, 3),
+    }
+    assert panel.base_title == "own fedavg" and {base.label for base in panel.bases} == {flip, plain}
+    assert all(one.base is panel.series[panel.baseline] for one in panel.compared("last", panel.baseline))
+    table = results(panel, "last")
+    assert "− own fedavg" in [column.title for column in table.columns]
+    assert f"Differences to the one with most settings in common of {flip}, {plain} are" in table.caption
+    assert set(payload(study(*runs))["panels"][0]["differences"]["last"]) > {"own"}
+    alone = study(*runs[:2], *runs[6:8])
+    assert alone.panels[0].base_title == "fedavg"
+    assert "own" not in payload(alone)["panels"][0]["differences"]["last"]
 
 
 def test_names_say_what_is_not_usual() -> None:

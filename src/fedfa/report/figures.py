@@ -177,8 +177,8 @@ def _measured(panel: Panel) -> str:
 
 
 def draw_differences(panel: Panel, rule: Rule) -> Figure:
-    """Differences to the baseline, paired by seed, with 95 % intervals."""
-    compared = panel.compared(rule, panel.baseline)
+    """Differences to what methods are compared with, paired by seed, with 95 % intervals."""
+    compared = panel.compared(rule)
     places = {series: place for place, series in enumerate(panel.series)}
     names = [textwrap.fill(one.series.label, 22, break_long_words=False) for one in compared]
     figure, axes = _column(0.9 + max(sum(0.14 + 0.11 * len(name.splitlines()) for name in names), 0.5))
@@ -191,7 +191,7 @@ def draw_differences(panel: Panel, rule: Rule) -> Figure:
     axes.axvline(0, color="#555555", linewidth=0.8)
     axes.set_yticks(range(len(compared)), names, fontsize=7)
     axes.set_ylim(len(compared) - 0.5, -0.5)
-    told = textwrap.fill(f"difference to {panel.series[panel.baseline].label}, points", 34, break_long_words=False)
+    told = textwrap.fill(f"difference to {panel.base_title}, points", 34, break_long_words=False)
     axes.set(xlabel=told)
     axes.grid(axis="x", alpha=0.3)
     return figure

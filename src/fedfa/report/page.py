@@ -155,8 +155,8 @@ def _lead(panel: Panel) -> Markup:
         else " (one seed: no interval)",
         f" of test {panel.metric}{' on unseen clients' if panel.held_out else ''}, {TITLES[rule]}.",
     ]
-    base = panel.series[panel.baseline].label
-    compared = panel.compared(rule, panel.baseline)
+    base = panel.base_title if len(panel.bases) == 1 else f"their {panel.base_title}"
+    compared = panel.compared(rule)
     apart = [one for one in compared if one.difference.low is not None]
     clear = [one for one in apart if not (one.difference.low or 0) <= 0 <= (one.difference.high or 0)]
     if apart:

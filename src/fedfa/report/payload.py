@@ -42,7 +42,8 @@ def _panel(panel: Panel, share: int) -> dict[str, Any]:
     return {
         "title": panel.title,
         "metric": panel.metric,
-        "baseline": panel.baseline,
+        "baselines": sorted(set(panel.baselines)),
+        "base": panel.base_title,
         "whos": _whos(panel),
         "series": [_series(series, panel) for series in panel.series],
         "bars": {rule: _bars(panel, rule) for rule in panel.rules},
@@ -121,15 +122,19 @@ def _bars(panel: Panel, rule: Rule) -> dict[str, list[list[float | None] | None]
 
 
 def _differences(panel: Panel, rule: Rule) -> dict[str, list[list[float | None]]]:
-    """By the place of the series compared with: place, seeds, mean, low, high, p, corrected p of each other one."""
+    """By the place of the series compared with: place, seeds, mean, low, high, p, corrected p of each other one. Where
+    not all are compared with the same one at first, that is `own`."""
     order = sorted(range(len(panel.series)), key=lambda place: place != panel.baseline)
     places = {series: place for place, series in enumerate(panel.series)}
+    wanted: dict[str, int | None] = {str(place): place for place in order[:MOST_BASELINES]}
+    if len(panel.bases) > 1:
+        wanted["own"] = None
     return {
-        str(place): [
+        name: [
             [places[one.series], one.difference.n, *(_interval(one.difference) or ()), one.difference.p, one.holm]
             for one in panel.compared(rule, place)
         ]
-        for place in order[:MOST_BASELINES]
+        for name, place in wanted.items()
     }
 
 

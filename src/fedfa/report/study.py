@@ -31,6 +31,8 @@ MOST_TITLES, MOST_SOURCES = 3, 8
 """Federations that a report's title names, and names of data where these are more."""
 MOST_CLIENTS = 12
 """Clients that have columns and curves of their own."""
+OWN_TO = ("algorithm", "augmentation")
+"""What methods have of their own; in the rest they are alike, or not."""
 FIRST = ("fedavg",)
 """Algorithms that others are compared with, where there are any of them."""
 
@@ -89,6 +91,7 @@ class Compared:
     """A series against another: the difference by seed, and its p-value, corrected for the number of series."""
 
     series: Series
+    base: Series
     difference: Difference
     holm: float | None
 
@@ -150,6 +153,37 @@ class Panel:
         order = sorted(self.comparable, key=lambda one: (one.algorithm not in FIRST, one.augmented, -len(one.used)))
         return self.series.index(order[0])
 
+    @cached_property
+    def baselines(self) -> tuple[int, ...]:
+        """Which series each is compared with at first, by their places: of several FedAvg, with other transforms say,
+        the one that has most settings in common with it."""
+        firsts = [one for one in self.comparable if one.algorithm in FIRST and not one.augmented]
+        main, settings = self.baseline, {one: _settings(one.entries[0]) for one in self.series}
+
+        def apart(one: Series, other: Series) -> int:
+            keys = {
+                key for key in (settings[one].keys() | settings[other].keys()) if key.partition(".")[0] not in OWN_TO
+            }
+            return sum(settings[one].get(key) != settings[other].get(key) for key in keys)
+
+        def nearest(one: Series) -> int:
+            if one in firsts or not firsts:
+                return main
+            order = sorted(firsts, key=lambda base: (apart(one, base), base is not self.series[main], -len(base.used)))
+            return self.series.index(order[0])
+
+        return tuple(nearest(one) for one in self.series)
+
+    @property
+    def bases(self) -> list[Series]:
+        """Those of them that there are."""
+        return [self.series[place] for place in sorted(set(self.baselines))]
+
+    @property
+    def base_title(self) -> str:
+        """What others are compared with, as a heading tells it."""
+        return self.bases[0].label if len(self.bases) == 1 else f"own {self.bases[0].algorithm}"
+
     def client_title(self, name: str) -> str:
         return f"{name} (unseen)" if name in self.held_out and not self.in_turn else name
 
@@ -159,20 +193,23 @@ class Panel:
         entries = sorted((entry for series in self.series for entry in series.entries), key=lambda entry: entry.seed)
         return next((entry.profile for entry in entries if entry.profile is not None), None)
 
-    def compared(self, rule: Rule, baseline: int, who: str = "") -> list[Compared]:
-        """Every other comparable series against the `baseline`-th, seed by seed, by the :attr:`primary` metric or a
-        client's. Corrected for each other (Holm)."""
-        who, base = who or self.primary, self.series[baseline]
+    def compared(self, rule: Rule, baseline: int | None = None, who: str = "") -> list[Compared]:
+        """Every other comparable series against the `baseline`-th, or its own of the :attr:`baselines`, seed by seed,
+        by the :attr:`primary` metric or a client's. Corrected for each other (Holm)."""
+        who = who or self.primary
         found = []
-        for series in self.comparable if base in self.comparable else ():
-            difference = None if series is base else paired(series.by_seed(rule, who), base.by_seed(rule, who))
+        for series, own in zip(self.series, self.baselines, strict=True):
+            base = self.series[own if baseline is None else baseline]
+            if series is base or series not in self.comparable or base not in self.comparable:
+                continue
+            difference = paired(series.by_seed(rule, who), base.by_seed(rule, who))
             if difference is not None:
-                found.append((series, difference))
-        ps = holm([difference.p for _, difference in found if difference.p is not None])
+                found.append((series, base, difference))
+        ps = holm([difference.p for _, _, difference in found if difference.p is not None])
         corrected = iter(ps)
         return [
-            Compared(series, difference, None if difference.p is None else next(corrected))
-            for series, difference in found
+            Compared(series, base, difference, None if difference.p is None else next(corrected))
+            for series, base, difference in found
         ]
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fedfa.errors import some
 from fedfa.report.beside import Printed, printed, single_runs
 from fedfa.report.entry import mean
 from fedfa.report.markup import Markup, tag
@@ -136,8 +137,7 @@ def in_latex(text: str) -> str:
 
 def results(panel: Panel, rule: Rule) -> Table:
     """Every series: its clients, the mean over them, its interval over seeds, and the difference to the baseline."""
-    base = panel.series[panel.baseline]
-    compared = {one.series: one for one in panel.compared(rule, panel.baseline)}
+    compared = {one.series: one for one in panel.compared(rule)}
     columns = [Column("method", ("method",), numeric=False), Column("seeds", ("seeds",))]
     columns += [Column(panel.client_title(name), (name,)) for name in panel.shown_clients]
     if panel.held_out:
@@ -145,7 +145,7 @@ def results(panel: Panel, rule: Rule) -> Table:
     columns += [Column(panel.primary, (panel.primary,)), Column("sd", ("sd",)), Column(INTERVAL, ("low", "high"))]
     if compared:
         columns += [
-            Column(f"− {base.label}", ("difference",)),
+            Column(f"− {panel.base_title}", ("difference",)),
             Column(INTERVAL, ("difference_low", "difference_high")),
             Column("p (Holm)", ("p_holm",)),
         ]
@@ -191,7 +191,7 @@ def results(panel: Panel, rule: Rule) -> Table:
     if compared:
         tested = sum(one.holm is not None for one in compared.values())
         corrected = f", and their {tested} p-values are corrected for their number (Holm)" if tested > 1 else ""
-        caption += f" Differences to {base.label} are paired by seed{corrected}."
+        caption += f" Differences to {_bases(panel)} are paired by seed{corrected}."
     if any(papers):
         caption += f" 'one run': where one more run of ours would fall ({100 * LEVEL:.0f} %)."
         told = single_runs(beside)
@@ -217,9 +217,9 @@ def paper_by_client(panel: Panel) -> Table | None:
 
 def differences(panel: Panel, rule: Rule) -> Table:
     """Every series against the baseline, client by client as well."""
-    base = panel.series[panel.baseline]
     columns = [
         Column("method", ("method",), numeric=False),
+        Column("to", ("baseline",), numeric=False),
         Column("client", ("client",), numeric=False),
         Column("seeds", ("seeds",)),
         Column("difference", ("difference",)),
@@ -229,11 +229,12 @@ def differences(panel: Panel, rule: Rule) -> Table:
     ]
     rows = []
     for who in (panel.primary, *panel.shown_clients):
-        for one in panel.compared(rule, panel.baseline, who):
+        for one in panel.compared(rule, who=who):
             found = one.difference
             rows.append(
                 [
                     Cell(one.series.label, (one.series.label,)),
+                    Cell(one.base.label, (one.base.label,)),
                     Cell(who, (who,)),
                     Cell(str(found.n), (found.n,)),
                     _metric(found, sign=True),
@@ -243,10 +244,17 @@ def differences(panel: Panel, rule: Rule) -> Table:
                 ]
             )
     caption = (
-        f"{panel.title}: differences to {base.label} in test {panel.metric}, points, {TITLES[rule]}, paired by seed. "
-        "P-values are corrected over the methods."
+        f"{panel.title}: differences to {_bases(panel)} in test {panel.metric}, points, {TITLES[rule]}, paired by "
+        "seed. P-values are corrected over the methods."
     )
     return Table(f"differences-{rule}", caption, columns, rows)
+
+
+def _bases(panel: Panel) -> str:
+    """What methods are compared with, as a caption tells it."""
+    if len(panel.bases) == 1:
+        return panel.base_title
+    return f"the one with most settings in common of {some([base.label for base in panel.bases], most=5)}"
 
 
 def _hardware(runs: Sequence[Mapping[str, Any]]) -> str:

@@ -223,7 +223,7 @@
   function lowest(own) {
     const means = Object.values(own.bars)[0]?.[own.whos[0][0]] || [];
     const order = own.series.map((_, place) => place).sort((a, b) => (means[b]?.[0] ?? -1) - (means[a]?.[0] ?? -1));
-    return order.slice(MOST_SHOWN).filter((place) => place !== own.baseline);
+    return order.slice(MOST_SHOWN).filter((place) => !own.baselines.includes(place));
   }
 
   // A panel: the series of one federation, and which of them are shown
@@ -371,9 +371,11 @@
 
   function differences(box, own, { shown, ruled }) {
     let again = () => {};
-    const known = Object.keys(Object.values(own.differences)[0] || {}).map(Number).sort((a, b) => a - b);
-    const against = select(find('.controls', box), 'Against', known.map((place) => [place, own.series[place].label]), () => again());
-    against.value = own.baseline;
+    const there = Object.values(own.differences)[0] || {}, several = 'own' in there;
+    const known = Object.keys(there).filter((place) => place !== 'own').map(Number).sort((a, b) => a - b);
+    const titles = new Map([...(several ? [['own', own.base]] : []), ...known.map((place) => [String(place), own.series[place].label])]);
+    const against = select(find('.controls', box), 'Against', [...titles], () => again());
+    against.value = several ? 'own' : own.baselines[0];
     const rows = () => (own.differences[ruled()][against.value] || []).filter(([place]) => shown().includes(place));
     const text = ([, seeds, mean, low, high, p, holm]) => [signed(mean), range(low, high, signed) || NOTHING, pvalue(p), pvalue(holm), String(seeds)];
     again = chart(box, (plot, width) => {
@@ -406,7 +408,7 @@
       });
       plot.append(picture);
       return stops;
-    }, () => table(`Differences to ${own.series[against.value].label}, points of test ${own.metric}, ${data.rules[ruled()]}, paired by seed`,
+    }, () => table(`Differences to ${titles.get(against.value)}, points of test ${own.metric}, ${data.rules[ruled()]}, paired by seed`,
       ['method', 'difference', '95 % interval', 'p', 'p (Holm)', 'seeds'], rows().map((one) => [own.series[one[0]].label, ...text(one)])));
     return again;
   }
