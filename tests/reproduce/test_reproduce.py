@@ -213,7 +213,6 @@ def test_costs_are_measured_in_processes_of_their_own(tmp_path: Path) -> None:
         (["office-fusion", "--only", "FedFA, kep"], "office-fusion has no row 'kep'"),  # before it asks for data
         (["digit-sites", "rouns=3"], "unknown key 'rouns'"),
         (["digit-sites", "--table-only", "--from", "nowhere"], "there is no folder nowhere"),
-        (["digit-sites", "--data", "."], "--data .: digit-sites needs none, leave it out"),
         (["digit-sites", "--tuned", "nowhere.toml"], "no file nowhere.toml"),
         (["digit-sites", "seed=3"], "say how many with --seeds"),
         (["digit-sites", "threads=100000"], "threads: should be less than or equal to 1024, not 100000"),
@@ -275,6 +274,12 @@ def test_a_mistake_leaves_a_table_as_it_was(whole: Path, tmp_path: Path) -> None
     fedfa("digit-sites", *SMALL, "held_out=nobody", "-o", tmp_path / "runs", code=2)
     fedfa("digit-sites", "--rounds", "4", "--table-only", "--from", tmp_path / "runs", "-o", tmp_path / "runs")
     assert table.read_text() == before
+
+
+def test_data_that_no_table_needs_are_told_of(whole: Path, tmp_path: Path) -> None:
+    words = ["digit-sites", *SMALL, "--table-only", "--from", str(whole), "-o", str(tmp_path), "--data", "."]
+    result = CliRunner().invoke(app, ["reproduce", *words])
+    assert result.exit_code == 0 and "--data . is not read: digit-sites needs none" in result.stderr
 
 
 def test_what_was_left_out_is_told(tmp_path: Path) -> None:

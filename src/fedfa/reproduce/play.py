@@ -37,8 +37,8 @@ from fedfa.reproduce.table import (
     find_table,
     lay_out,
     read_toml,
-    refuse_data,
     table_names,
+    tell_unread,
     with_rounds,
 )
 from fedfa.runs import Run
@@ -176,7 +176,7 @@ def reproduce(names: Sequence[str], overrides: dict[str, Any], wish: Wish) -> li
     plans = [_plan(name, overrides, wish, there) for name in dict.fromkeys(names)]
     if twice := [name for name, count in Counter(plan.table.name for plan in plans).items() if count > 1]:
         raise UserError(f"two tables are called {twice[0]}: their files would have one name")
-    refuse_data([plan.table for plan in plans], wish.data)
+    tell_unread([plan.table for plan in plans], wish.data)
 
     def ended(experiment: Experiment, run: Run) -> None:
         for plan in plans:

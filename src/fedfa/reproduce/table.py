@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -368,10 +369,10 @@ def find_data(table: Table, data: Path | None) -> Settings:
     raise UserError(f"{table.name} needs {table.needs} in {place}, or wherever --data DIR says{_instead(table)}")
 
 
-def refuse_data(tables: Sequence[Table], data: Path | None) -> None:
-    """Complain of a folder of data that none of the tables has a use for."""
-    if data is not None and tables and not any(table.folder for table in tables):
-        raise UserError(f"--data {data}: {some([table.name for table in tables])} needs none, leave it out")
+def tell_unread(tables: Sequence[Table], data: Path | None) -> None:
+    """Say so where a folder of data was named that none of the tables has a use for."""
+    if data is not None and not any(table.folder for table in tables):
+        print(f"--data {data} is not read: {some([table.name for table in tables])} needs none", file=sys.stderr)
 
 
 def _instead(table: Table) -> str:

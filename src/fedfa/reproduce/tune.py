@@ -28,8 +28,8 @@ from fedfa.reproduce.table import (
     find_table,
     lay_out,
     read_toml,
-    refuse_data,
     table_names,
+    tell_unread,
     with_rounds,
 )
 from fedfa.runs import Run
@@ -148,7 +148,7 @@ def tune(name: str, overrides: Settings, search: Search) -> Path:
     """Search, and write what was found."""
     table = find_target(name)
     overrides = with_rounds(overrides, search.rounds)
-    refuse_data([table], search.data)
+    tell_unread([table], search.data)
     common = {**find_data(table, search.data), **overrides}
     choice = Choice(search.seeds, split_names(search.only), search.variant, common)
     cells = lay_out(table, choice)
