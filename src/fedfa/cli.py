@@ -119,9 +119,8 @@ def compare(
     from fedfa.report.compare import compare
     from fedfa.report.progress import print_comparison
 
-    named = [
-        path for path in runs if path.name not in BESIDE_RUNS or (path / "experiment.toml").exists()
-    ]  # of `runs/*`
+    # `runs/*` has what else is made beside runs, too
+    named = [path for path in runs if path.name not in BESIDE_RUNS or (path / "experiment.toml").exists()]
     print_comparison(compare(*(named or runs)), png, csv)
 
 
