@@ -125,10 +125,13 @@ def test_rules_pick_their_rounds(hand_made: Callable[..., Run]) -> None:
 
 def test_the_last_twenty_rounds_are_rounds_and_not_evaluations(hand_made: Callable[..., Run]) -> None:
     """Evaluated every tenth round, two of the last twenty count, and not all twenty evaluations of the run."""
-    run = hand_made("sparse", [{"north": number / 100} for number in range(1, 41)])
+    run = hand_made("sparse", [{"north": number / 1000} for number in range(1, 401)])
     file = run.folder / "metrics.jsonl"
     lines = [json.loads(line) for line in file.read_text().splitlines()]
-    file.write_text("".join(f"{json.dumps({**line, 'round': 10 * line['round']})}\n" for line in lines))
+    for line in lines:
+        if line["round"] % 10:
+            del line["test"]
+    file.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     assert select(Run(run.folder), "last20").mean == pytest.approx((0.39 + 0.40) / 2)
 
 
