@@ -104,7 +104,7 @@ with_config(AS_WRITTEN)(Columns)
 
 
 @with_config(AS_WRITTEN)
-class Summary(TypedDict):
+class SummaryFile(TypedDict):
     """The file of a summary."""
 
     name: str

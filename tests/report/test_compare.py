@@ -141,12 +141,15 @@ def test_labels_tell_runs_apart(hand_made: HandMade, settings: list[dict[str, An
     assert labels(runs) == wanted
 
 
-def test_a_setting_that_a_config_does_not_name_is_told_too() -> None:
-    """TOML has no null: where some configs say a setting, one that does not is told apart from all of them."""
+def test_what_one_config_leaves_out_the_others_say() -> None:
+    """TOML has no null: a name without a setting must not be taken for one that has the usual value."""
     said = [{"algorithm.name": name, "network.name": "net", "network.stages": [1]} for name in ("a", "b", "c", "d")]
     silent = {"algorithm.name": "d", "network.name": "net"}
-    assert told_apart([*said, silent], "algorithm.name", brief=True) == ["a", "b", "c", "d", "d network.stages=default"]
-    assert usual([*said, silent], "algorithm.name") == ["network.stages=1"]
+    assert told_apart([*said, silent], "algorithm.name", brief=True) == [
+        *(f"{name} network.stages=1" for name in ("a", "b", "c", "d")), "d",
+    ]  # fmt: skip
+    assert usual([*said, silent], "algorithm.name") == []
+    assert told_apart([*said, said[0]], "algorithm.name", brief=True) == ["a", "b", "c", "d", "a"]
     other = {"algorithm.name": "d", "network.name": "other", "network.deep": 3}
     assert told_apart([said[0], other], "algorithm.name") == ["a network=net", "d network=other"]
 

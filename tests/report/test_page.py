@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from fedfa import Run
 from fedfa.cli import app
-from fedfa.report.figures import draw_convergence
+from fedfa.report.figures import draw_clients, draw_convergence
 from fedfa.report.markup import Markup, joined, json_block, tag
 from fedfa.report.page import page
 from fedfa.report.tables import (
@@ -319,6 +319,27 @@ def test_latex_takes_any_text() -> None:
         r"\textbackslash{}50 \% of \$x\_1 \& \#\{y\}\textasciicircum{}\textasciitilde{} $-$ $\gamma$"
     )
     assert in_latex("β λ ρ Δ φ ÷ ≥") == r"$\beta$ $\lambda$ $\rho$ $\Delta$ $\phi$ $\div$ $\geq$"
+
+
+@pytest.mark.parametrize("draw", [draw_convergence, draw_clients])
+def test_a_figure_has_room_for_all_names(draw: Callable[..., Any]) -> None:
+    pytest.importorskip("matplotlib")
+    runs = [entry(scores(0.5), lr=0.1 + number / 100, weighting="samples") for number in range(20)]
+    (panel,) = study(*runs, *(entry(scores(0.5), augmentation="manifold-mixup", lr=rate) for rate in (0.3, 0.4))).panels
+    figure = draw(panel, "last")
+    figure.draw_without_rendering()
+    (legend,) = figure.legends
+    assert len(legend.get_texts()) == 22
+    inside, whole, chart = legend.get_window_extent(), figure.bbox, figure.axes[0].get_window_extent()
+    assert whole.x0 <= inside.x0 and inside.x1 <= whole.x1 and whole.y0 <= inside.y0 and inside.y1 <= whole.y1
+    assert chart.width > 0.4 * whole.width
+
+
+def test_a_curve_of_one_round_is_a_dot() -> None:
+    pytest.importorskip("matplotlib")
+    (panel,) = study(entry(scores(0.5))).panels
+    axes = draw_convergence(panel, "last").axes[0]
+    assert axes.lines[0].get_marker() == "o" and all(tick == round(tick) for tick in axes.get_xticks())
 
 
 def test_zero_has_no_sign() -> None:

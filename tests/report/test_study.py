@@ -271,6 +271,8 @@ def test_older_runs_are_completed_where_there_are_other_data_too(hand_made: Hand
             del found["config"]["dice"]
         path.write_text(json.dumps(found))
     panels = Study.of([tmp_path / "summaries"]).panels
+    configs = [entry.config for panel in panels for series in panel.series for entry in series.entries]
+    assert len(configs) == 3 and not any("data" in config["source"] for config in configs), "as they were"
     assert sorted(len(series.entries) for panel in panels for series in panel.series) == [1, 2]
 
 

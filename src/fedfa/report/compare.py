@@ -184,13 +184,14 @@ def _differing(
     config: Mapping[str, Any], configs: Sequence[Mapping[str, Any]], first: str
 ) -> Iterator[tuple[str, str, bool]]:
     """The settings in which a config differs from others: key, how they are told, and whether nearly all have that
-    value. One that it does not name has no value by default."""
-    for key in dict.fromkeys([*config, *(key for other in configs for key in other)]):
-        value, peers = config.get(key), _peers(key, config, configs)
+    value. What a config leaves out goes without saying; so in the others no value of it does."""
+    for key, value in config.items():
+        peers = _peers(key, config, configs)
         others = [other.get(key) for other in peers if other.get(key) != value]
+        is_usual = len(peers) - len(others) >= max(NEARLY * len(peers), FEW) and all(key in other for other in peers)
         if key != first and others:
             name = key.removeprefix(f"{first.partition('.')[0]}.").removesuffix(".name")
-            yield key, f"{name}={_short(value, others)}", len(peers) - len(others) >= max(NEARLY * len(peers), FEW)
+            yield key, f"{name}={_short(value, others)}", is_usual
 
 
 def _peers(key: str, config: Mapping[str, Any], configs: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -232,13 +233,11 @@ def cell(value: Any) -> str:
 def _short(value: Any, others: Sequence[Any]) -> str:
     """A value in a word, which is not that of the others: transforms by their names, and numbers by their first digits,
     if these tell them apart."""
-    if value is None:
-        return "default"
     if isinstance(value, float):
         floats = [one for one in others if isinstance(one, float)]
-        shorter = (f"{value:.{digits}g}" for digits in range(4, 17) if all(
-            f"{value:.{digits}g}" != f"{one:.{digits}g}" for one in floats))  # fmt: skip
-        return next(shorter, str(value))
+        formats = (f".{digits}g" for digits in range(4, 17))
+        enough = (f"{value:{form}}" for form in formats if all(f"{value:{form}}" != f"{one:{form}}" for one in floats))
+        return next(enough, str(value))
     if not isinstance(value, list):
         return str(value)
     names, *rest = ([_name(part) for part in one] for one in (value, *others) if isinstance(one, list))

@@ -27,6 +27,8 @@ class Entry:
     done: bool
     folder: Path | None = None
     """Where the rest is: traces and the federation's profile."""
+    data: str = ""
+    """Which data it is of, where others of the same settings are of others."""
 
     @property
     def seed(self) -> int:
@@ -123,6 +125,7 @@ class InTurn(Entry):
             provenance=first.provenance,
             metrics=_merged(parts),
             done=all(part.done for part in parts),
+            data=first.data,
             parts=tuple(parts),
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -110,20 +110,23 @@ def draw_convergence(panel: Panel, rule: Rule) -> Figure:
     """Test metric by round: means over seeds, with 95 % intervals where they do not hide each other."""
     from matplotlib.ticker import MaxNLocator
 
-    many = len(panel.series) > INSIDE
+    many, labels = len(panel.series) > INSIDE, _wrapped(panel)
     bands = False
-    figure, axes = _column(2.6, 5 if many else 3.4)
+    figure, axes = _column(*_with_names(3.4, labels) if many else (2.6, 3.4))
     for place, series in enumerate(panel.series):
         curve = _band(series, panel.primary)
         if curve is None:
             continue
         rounds, means, lows, highs = curve
         colour, line = ink(place)
-        axes.plot(rounds, means, color=colour, linestyle=line, linewidth=1.2, label=series.label)
+        marker = "o" if len(rounds) < 3 else ""
+        axes.plot(
+            rounds, means, color=colour, linestyle=line, linewidth=1.2, label=labels[place], marker=marker, markersize=3
+        )
         if len(series.used) > 1 and not many:
             axes.fill_between(rounds, lows, highs, color=colour, alpha=0.15, linewidth=0)
             bands = True
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True, min_n_ticks=1))
     axes.set(xlabel="round", ylabel=_measured(panel))
     if bands:
         axes.set_xlabel(f"round (bands: {100 * LEVEL:.0f} % intervals over seeds)")
@@ -138,13 +141,9 @@ def draw_convergence(panel: Panel, rule: Rule) -> Figure:
 def draw_clients(panel: Panel, rule: Rule) -> Figure:
     """Test metric of every client: means over seeds, with 95 % intervals."""
     names = [*panel.shown_clients, panel.primary]
-    many = len(panel.series) > INSIDE
-    labels = [textwrap.fill(series.label, 28 if many else 22, break_long_words=False) for series in panel.series]
-    beside = 0.9 + 0.055 * max(len(line) for label in labels for line in label.splitlines())
-    rows = sum(len(label.splitlines()) for label in labels)
-    figure, axes = _column(
-        max(2.6, 0.4 + 0.125 * rows), (3.4 if len(names) * len(panel.series) <= 24 else 7) + beside * many
-    )
+    many, labels = len(panel.series) > INSIDE, _wrapped(panel)
+    across = 3.4 if len(names) * len(panel.series) <= 24 else 7
+    figure, axes = _column(*_with_names(across, labels) if many else (2.6, across))
     width = 0.8 / len(panel.series)
     for place, series in enumerate(panel.series):
         found = [series.summary(rule, name) for name in names]
@@ -170,6 +169,17 @@ def draw_clients(panel: Panel, rule: Rule) -> Figure:
     else:
         figure.legend(fontsize=7, loc="outside upper center", ncols=3 if max(map(len, labels)) < 14 else 2)
     return figure
+
+
+def _wrapped(panel: Panel) -> list[str]:
+    """Methods' names, in lines that a legend has room for."""
+    return [textwrap.fill(series.label, 28, break_long_words=False) for series in panel.series]
+
+
+def _with_names(width: float, labels: Sequence[str]) -> tuple[float, float]:
+    """Height and width of a figure with so wide a chart and all names to its right, in inches."""
+    lines = [line for label in labels for line in label.splitlines()]
+    return max(2.6, 0.4 + 0.125 * len(lines) + 0.06 * len(labels)), width + 0.9 + 0.055 * max(map(len, lines))
 
 
 def _measured(panel: Panel) -> str:
@@ -219,7 +229,7 @@ def ink(place: int) -> tuple[str, Any]:
 
 def _body(place: int) -> dict[str, Any]:
     """How the bars of one of several methods look."""
-    return {"color": COLOURS[place % len(COLOURS)], "hatch": HATCHES[place // len(COLOURS) % len(HATCHES)],
+    return {"color": ink(place)[0], "hatch": HATCHES[place // len(COLOURS) % len(HATCHES)],
             "edgecolor": "white", "linewidth": 0}  # fmt: skip
 
 

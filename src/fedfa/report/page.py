@@ -210,7 +210,9 @@ def _results(panel: Panel, number: int) -> Markup:
     if incomplete:
         text = f"Incomplete, with the numbers so far, and compared with nothing: {', '.join(incomplete)}."
         notes.append(tag("p", text, class_="note warn"))
-    partly = [_partly(series) for series in panel.series if series.complete and len(series.used) < len(series.entries)]
+    partly = [
+        _left_out(series) for series in panel.series if series.complete and len(series.used) < len(series.entries)
+    ]
     if partly:
         notes.append(tag("p", f"Left out of the numbers: {'; '.join(partly)}.", class_="note warn"))
     if any(printed(panel, series) for series in panel.series):
@@ -222,7 +224,7 @@ def _results(panel: Panel, number: int) -> Markup:
     return _card("Results", f"results-{number}", controls, tables, notes, beside)
 
 
-def _partly(series: Series) -> str:
+def _left_out(series: Series) -> str:
     """Which of its runs do not count, and why."""
     counted = {entry.seed for entry in series.used}
     return ", ".join(

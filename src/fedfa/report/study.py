@@ -23,8 +23,6 @@ BESIDES = COSMETIC | {"name", "seed", "device", "threads", "engine", "source.pat
 """Settings that do not make a run one of another series."""
 FEDERATION = ("source", "partition", "split", "held_out", "rounds")
 """Settings that make a federation, as methods are compared on it: after a tenth of the rounds nothing is."""
-TOLD = "data"
-"""The setting of a source by which those of other data are told apart; runs' own configs have none of that name."""
 OWN = ("_folders", "emnist")
 """How sources end that read whatever is in someone's own folders, or what is divided by writers as EMNIST is."""
 MOST_TITLES, MOST_SOURCES = 3, 8
@@ -305,25 +303,21 @@ def panels_of(entries: Sequence[Entry]) -> list[Panel]:
 
 
 def _told_data(entries: Sequence[Entry]) -> list[Entry]:
-    """The runs; where those of one source are of several sets of data, two folders of someone's own say, their configs
-    tell which. Settings alone would make one federation of them, since where data lie is none of them."""
+    """The runs; where those of one source are of several sets of data, two folders of someone's own say, they tell
+    which. Settings alone would make one federation of them, since where data lie is none of them."""
     known: dict[str, set[str]] = {}
     for entry in entries:
         known.setdefault(_source(entry), set()).add(entry.provenance.get("data", ""))
     return [
         entry
         if len(known[_source(entry)] - {""}) < 2
-        else replace(entry, config={**entry.config, "source": {**entry.config["source"], TOLD: _data(entry)}})
+        else replace(entry, data=str(entry.provenance.get("data", "unknown")))
         for entry in entries
     ]
 
 
 def _source(entry: Entry) -> str:
     return json.dumps({key: value for key, value in entry.config["source"].items() if key != "path"}, sort_keys=True)
-
-
-def _data(entry: Entry) -> str:
-    return str(entry.provenance.get("data", "unknown"))
 
 
 def _titles(federations: Sequence[Sequence[Entry]]) -> list[str]:
@@ -388,10 +382,9 @@ def _panel(title: str, entries: Sequence[Entry]) -> Panel:
 
 
 def _settings(entry: Entry) -> dict[str, Any]:
-    source = {key: value for key, value in entry.config["source"].items() if key != TOLD}
-    config = _completed(json.dumps({**entry.config, "source": source, "name": "report", "seed": 0}, sort_keys=True))
-    told = {f"source.{TOLD}": entry.config["source"][TOLD]} if TOLD in entry.config["source"] else {}
-    return {key: value for key, value in flat(config).items() if key not in BESIDES} | told
+    config = _completed(json.dumps({**entry.config, "name": "report", "seed": 0}, sort_keys=True))
+    settings = {key: value for key, value in flat(config).items() if key not in BESIDES}
+    return {**settings, "source.data": entry.data} if entry.data else settings
 
 
 @cache

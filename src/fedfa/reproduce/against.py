@@ -54,7 +54,7 @@ def parts(results: Results) -> list[Part]:
 def _by_group(results: Results, title: str) -> Part:
     lines: dict[str, list[Point]] = {}
     for group, rows in results.groups.items():
-        paper = None if results.others_clients(group) else results.table.paper_of(group)
+        paper = results.paper_beside(group)
         for row in rows:
             if (found := row.get(results.rule, AVERAGE)) is not None:
                 known = None if paper is None else paper.average(row.series.name)
@@ -139,8 +139,10 @@ def draw_against(results: Results) -> Figure | None:
     drawn = {
         name: handle for axes in figure.axes for handle, name in zip(*axes.get_legend_handles_labels(), strict=True)
     }
-    place: dict[str, Any] = {"loc": "outside upper center", "ncols": len(drawn)}
-    figure.legend([*drawn.values()], [*drawn], fontsize=7, **({"loc": "outside right center"} if many else place))
+    if many:
+        figure.legend([*drawn.values()], [*drawn], fontsize=7, loc="outside right center")
+    else:
+        figure.legend([*drawn.values()], [*drawn], fontsize=7, loc="outside upper center", ncols=len(drawn))
     return figure
 
 

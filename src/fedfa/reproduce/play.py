@@ -423,7 +423,7 @@ def _notes(results: Results, plan: _Planned) -> list[str]:
         for client, without in results.absent(group).items():
             if len(without) < len(rows):
                 notes.append(f"{within}{client} took no part in {some(without)}, whose average is of the others.")
-        paper = None if others else table.paper_of(group)
+        paper = results.paper_beside(group)
         if paper is not None:
             beside = {row.series.name: (paper.average(row.series.name), row.get(results.rule, AVERAGE)) for row in rows}
             told = single_runs(beside)

@@ -34,7 +34,7 @@ def tables(results: Results, told: str) -> list[text.Table]:
         if results.table.kind == "cost":
             made.append(_costs(name, f"{title}{told}", rows, results.table.first))
             continue
-        paper = None if results.others_clients(group) else results.table.paper_of(group)
+        paper = results.paper_beside(group)
         made.append(_scores(name, title, told, results, group, paper))
         if paper is not None and paper.columns:
             made.append(_paper(f"{name}-paper", paper, rows))

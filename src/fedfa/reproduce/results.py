@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fedfa.errors import UserError
+from fedfa.paper import PaperTable
 from fedfa.reproduce.summary import RunSummary
 from fedfa.reproduce.table import Cell, Table
 from fedfa.statistics import RULES, Difference, Rule, Summary, holm, paired, summarise
@@ -136,6 +137,10 @@ class Results:
         told = [f"without {', '.join(lacking)}"] * bool(lacking) + [f"with {', '.join(more)}"] * bool(more)
         told += [f"with {', '.join(absent)} held out"] * bool(absent and not lacking and not more)
         return " and ".join(told)
+
+    def paper_beside(self, group: str) -> PaperTable | None:
+        """The paper's table for a group, where it is of the same clients."""
+        return None if self.others_clients(group) else self.table.paper_of(group)
 
     @property
     def refused(self) -> list[str]:

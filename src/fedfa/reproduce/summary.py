@@ -17,7 +17,7 @@ from typing import Any
 from fedfa.errors import UserError
 from fedfa.experiment import COSMETIC, Experiment, load
 from fedfa.files import write_text
-from fedfa.records import Summary, check, check_config
+from fedfa.records import SummaryFile, check, check_config
 from fedfa.runs import Run, find_run
 from fedfa.statistics import DIGITS, Rule, Selected, best_round, recent, select_all, tested_rounds
 
@@ -175,7 +175,7 @@ def read_summary(path: Path) -> RunSummary:
         found = json.loads(path.read_text("utf-8"))
         if found["format"] != FORMAT:
             raise UserError(f"{path} has format {found['format']}, and this version reads {FORMAT}")
-        check(found, Summary)
+        check(found, SummaryFile)
         check_config(found["config"], "config")
         return RunSummary(found["name"], found["config"], found["provenance"], _lines(found), found["done"])
     except (OSError, LookupError, TypeError, ValueError) as error:

@@ -176,7 +176,7 @@ def lay_out(table: Table, choice: Choice) -> list[Cell]:
     would belie are refused."""
     cells = runs_of(table, choice)
     if choice.overrides:
-        _compared(table, choice)
+        _refuse_compared(table, choice)
     return cells
 
 
@@ -210,7 +210,7 @@ def runs_of(table: Table, choice: Choice) -> list[Cell]:
     return cells
 
 
-def _compared(table: Table, choice: Choice) -> None:
+def _refuse_compared(table: Table, choice: Choice) -> None:
     """Refuse changes of what rows or groups differ in, since they are called by it."""
     own = runs_of(table, replace(choice, seeds=1, only=(), overrides={}, tuned=None))
     by_name = {", ".join(part for part in (cell.group, cell.row) if part): cell.experiment for cell in own}
