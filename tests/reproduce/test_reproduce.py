@@ -569,6 +569,27 @@ def test_a_precision_that_is_asked_for_is_what_runs_have(whole: Path, tmp_path: 
     assert "6 of 6 runs are missing" in fedfa(*words, "precision=bf16")
 
 
+def test_runs_of_two_precisions_are_told_of(tmp_path: Path) -> None:
+    """Before they are played beside each other, and below the table that has both."""
+    table = tmp_path / "own.toml"
+    table.write_text(
+        "title = 'Mine'\nbase = 'digit-sites'\nseeds = 2\nsettings = {rounds = 1}\n"
+        "[rows]\nA = {algorithm = 'fedavg'}\nB = {algorithm = 'fedfa'}\n"
+    )
+    words = [table, "device=cpu", "-o", tmp_path / "runs"]
+    assert "those to come" not in fedfa(*words, "--only", "A", "precision=bf16")
+    told = fedfa(*words, "--seeds", 1)
+    assert "own: 1 of the runs that are there is in bf16, and those to come in float32: precision=bf16 has all" in told
+    assert "Runs are in bf16, but in float32 those of B: a part of a difference may be the precision's." in told
+    told = fedfa(*words)
+    assert "own: 2 of the runs that are there are in bf16, and those to come" in told
+    told = fedfa(*words, "--table-only")
+    assert "those to come" not in told and "those of B: a part" in told
+    assert "Runs are" not in fedfa(*words, "precision=bf16") and len(list(tmp_path.glob("runs/*/done"))) == 6
+    files = [path.read_text() for path in (tmp_path / "runs" / "tables").glob("own.[mt]*")]
+    assert len(files) == 2 and all("may be the precision" in text for text in files)
+
+
 def test_a_trial_leaves_the_whole_tables_files_as_they_are(whole: Path, tmp_path: Path) -> None:
     """Files are named by what makes other numbers, and by nothing else."""
     table = find_table("digit-sites")

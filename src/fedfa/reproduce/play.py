@@ -230,11 +230,28 @@ def _plan(
     if missing:
         check_data(table, missing[0].experiment)
         try_out({cell.row: cell.experiment for cell in missing}, wish.out)
+    if missing and not precisely:
+        _tell_precision(table.name, missing[0].experiment, [known.find(cell) for cell in cells])
     if known.of_other_data:
         is_, does = ("is", "does") if len(known.of_other_data) == 1 else ("are", "do")
         told = f"{len(known.of_other_data)} of the runs that are there {is_} of other data, and {does} not count"
         print(f"{table.name}: {told}", file=sys.stderr)
     return plan
+
+
+def _tell_precision(table: str, coming: Experiment, found: Sequence[RunSummary | None]) -> None:
+    """Say so where runs that are there are of another precision than those that are about to be played beside them."""
+    from fedfa.simulate import find_device
+
+    with contextlib.suppress(UserError):  # which is told where the device is needed
+        on_cpu = find_device(coming.device).type == "cpu"
+        own = "float32" if on_cpu and coming.precision == "tf32" else coming.precision
+        others = Counter(run.arithmetic for run in found if run is not None and run.arithmetic != own)
+        if others:
+            ((most, _),) = others.most_common(1)
+            are = "of the runs that are there is" if others.total() == 1 else "of the runs that are there are"
+            told = f"{others.total()} {are} in {some(list(others))}, and those to come in {own}"
+            print(f"{table}: {told}: precision={most} has all alike", file=sys.stderr)
 
 
 def try_out(experiments: Mapping[str, Experiment], out: Path) -> None:
@@ -435,6 +452,8 @@ def _notes(results: Results, plan: _Planned) -> list[str]:
         wanted = sum(len(series.cells) for series in results.series)
         named = some([repr(label(cell)) for cell in missing])
         notes.append(f"{len(missing)} of {wanted} runs are missing: {named}.")
+    if results.mixed:
+        notes.append(f"{results.mixed}: a part of a difference may be the precision's.")
     machines = results.machines()
     if machines:
         notes.append(f"Computed on {'; '.join(machines)}.")

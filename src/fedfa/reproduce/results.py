@@ -164,6 +164,26 @@ class Results:
             found.setdefault(str(cell.experiment.source), set()).add(run.provenance.get("data", ""))
         return max((len(known - {""}) for known in found.values()), default=0)
 
+    @property
+    def mixed(self) -> str:
+        """Which rows' runs are of another precision than most; empty where the rows say so, or where none is."""
+        if any("precision" in settings for settings in self.table.rows.values()):
+            return ""
+        found = Counter(run.arithmetic for series in self.series for _, run in series.runs)
+        if len(found) < 2:
+            return ""
+        (most, _), *others = found.most_common()
+        told = []
+        for kind, _ in others:
+            names = []
+            for series in self.series:
+                name = ", ".join(part for part in (series.name, series.group) if part)
+                count = sum(run.arithmetic == kind for _, run in series.runs)
+                part = "" if count == len(series.runs) else f" ({count} of {len(series.runs)})"
+                names += [f"{name}{part}"] if count else []
+            told.append(f"in {kind} those of {', '.join(names)}")
+        return f"Runs are in {most}, but {'; '.join(told)}"
+
     def machines(self) -> list[str]:
         """What the runs were computed on, each once."""
         return sorted({_machine(run) for series in self.series for _, run in series.runs})

@@ -49,6 +49,12 @@ class RunSummary:
     def seed(self) -> int:
         return int(self.config["seed"])
 
+    @property
+    def arithmetic(self) -> str:
+        """The precision of its products: tf32 is float32 on a CPU."""
+        asked = str(self.config.get("precision", "tf32"))
+        return "float32" if asked == "tf32" and self.provenance.get("hardware", "CPU") == "CPU" else asked
+
     @cached_property
     def selected(self) -> dict[Rule, Selected]:
         """Test metrics by every rule that there are numbers for."""
