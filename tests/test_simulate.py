@@ -224,7 +224,11 @@ def test_a_killed_process_resumes_to_the_same_bits(
     process.kill()
     assert process.wait() == -9, process.communicate()
     assert 3 <= Run(path.parent).rounds < 6
+    halves = [path.parent / place / f".x.safetensors.{process.pid}.part" for place in ("checkpoints", "memory/north")]
+    for half in halves:  # as if it had been writing these
+        half.write_text("half a")
     assert_same(fedfa.resume(path.parent), straight)
+    assert not any(half.exists() for half in halves)
 
 
 # The same seed, and another

@@ -16,6 +16,9 @@ from torch import Tensor
 
 from fedfa.errors import UserError
 
+PART = ".part"
+"""How the name of a file ends that is being written."""
+
 
 @contextmanager
 def beside(path: Path, durable: bool = True) -> Iterator[Path]:
@@ -24,7 +27,7 @@ def beside(path: Path, durable: bool = True) -> Iterator[Path]:
     if path.exists() and not path.is_file() and not path.is_dir():  # a rename would put a file in the device's place
         raise OSError(errno.EINVAL, "it is a device or a pipe, not a file", str(path))
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    part = path.with_name(f".{path.name}.{os.getpid()}{PART}")
     try:
         yield part
         if durable:

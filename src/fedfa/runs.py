@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fedfa.errors import Busy, Damaged, UserError
 from fedfa.experiment import Experiment, load
-from fedfa.files import locked, read_meta, read_tensors, write_tensors, write_text
+from fedfa.files import PART, locked, read_meta, read_tensors, write_tensors, write_text
 from fedfa.records import Line, Provenance, check, check_config
 from fedfa.server import Record
 from fedfa.state import ServerState
@@ -141,6 +141,11 @@ class Run:
                 yield _round(path), read_tensors(path)
             except Exception:  # whatever a damaged file gives
                 continue
+
+    def sweep(self) -> None:
+        """Delete what a killed process left half-written. Only who holds the folder may do so."""
+        for part in self.folder.rglob(f".*{PART}"):
+            part.unlink()
 
     def _traces(self) -> list[Path]:
         return sorted((self.folder / "traces").glob("round-*.safetensors"))

@@ -252,6 +252,7 @@ def play(run: Run, watcher: Watcher | None = None, parts: Parts | None = None, e
         run = find_run(run.folder)  # as it is now: another process may have been at work on it
         if run.done:
             return run
+        run.sweep()
         parts = parts or Parts.build(config)
         known, data = run.provenance.get("division"), run.provenance.get("data")
         if known not in (None, parts.federation.division()) or data not in (None, parts.federation.fingerprint()):

@@ -67,7 +67,9 @@ def test_the_same_search_with_other_rows_adds_to_its_file(tmp_path: Path) -> Non
     path = tmp_path / "tuned" / "digit-sites-rounds-1-split.fraction-0.1.toml"
     command(*words, "--only", "FedFA")
     command(*words, "--only", "FedProx")
-    assert set(tomllib.loads(path.read_text())["rows"]) == {"FedAvg", "FedProx", "FedFA"}
+    found = tomllib.loads(path.read_text())
+    assert set(found["rows"]) == {"FedAvg", "FedProx", "FedFA"}
+    assert found["judged_by"] == "validation data alone: mean over clients, over its one round"
     command(*words, "--only", "FedProx", "lr=0.01")
     found = tomllib.loads(path.with_name("digit-sites-lr-0.01-rounds-1-split.fraction-0.1.toml").read_text())
     assert set(found["rows"]) == {"FedAvg", "FedProx"}, "another search"

@@ -17,7 +17,7 @@ from fedfa.experiment import Experiment, builtin_experiments, load
 from fedfa.files import check_folder, write_text
 from fedfa.registry import nearest
 from fedfa.reproduce.names import changes, file_name
-from fedfa.reproduce.play import complain, play_all, split_names, try_out
+from fedfa.reproduce.play import complain, counted, play_all, split_names, try_out
 from fedfa.reproduce.table import (
     Cell,
     Choice,
@@ -157,7 +157,7 @@ def tune(name: str, overrides: Settings, search: Search) -> Path:
     if path.is_dir():
         raise UserError(f"--file: {path} is a folder; name the file that the settings are to go to")
     check_folder(path.parent, "--file" if search.file else "--out")
-    head = _head(table, search, changed)
+    head = _head(table, search, changed, cells[0].experiment.rounds)
     beside = _beside(path, head)  # which must be readable, before anything is played
     tried: dict[str, list[Settings]] = {}
     runs: dict[str, Experiment] = {}
@@ -237,17 +237,24 @@ def _use(
     return shlex.join(words)
 
 
-def _head(table: Table, search: Search, changed: Settings) -> dict[str, Any]:
+def _head(table: Table, search: Search, changed: Settings, rounds: int) -> dict[str, Any]:
     """What was searched, and how. Settings that all trials had of the command line belong to what was found; the
     number of rounds does not."""
     settings = {key: value for key, value in changed.items() if key != "rounds"}
+    which = (
+        f"the last {LAST} rounds"
+        if rounds > LAST
+        else f"all of its {counted(rounds)}"
+        if rounds > 1
+        else "its one round"
+    )
     return {
         "table": table.name,
         "variant": search.variant or table.variant,
         "trials": search.trials,
         "seeds": search.seeds,
         "search_seed": search.search_seed,
-        "judged_by": f"validation data alone: mean over clients, over the last {LAST} rounds",
+        "judged_by": f"validation data alone: mean over clients, over {which}",
         **({"rounds": changed["rounds"]} if "rounds" in changed else {}),
         **({"settings": settings} if settings else {}),
     }
