@@ -590,6 +590,50 @@ def test_runs_of_two_precisions_are_told_of(tmp_path: Path) -> None:
     assert len(files) == 2 and all("may be the precision" in text for text in files)
 
 
+@pytest.mark.parametrize("where", ["settings", "groups", "variant", "rows", "tuned"])
+def test_a_precision_that_a_table_names_anywhere_is_met(where: str, tmp_path: Path) -> None:
+    """Runs of another one are there, and are not taken for it."""
+    start = "title = 'Mine'\nbase = 'digit-sites'\nseeds = 1\n"
+    half = "precision = 'bf16'"
+    plain = {"settings": "settings = {rounds = 1}\n", "rows": "[rows]\nA = {}\nB = {lr = 0.01}\n"}
+    texts = {
+        "settings": {**plain, "settings": f"settings = {{rounds = 1, {half}}}\n"},
+        "groups": {**plain, "groups": f"[groups]\nx = {{precision = 'tf32'}}\ny = {{{half}}}\n"},
+        "variant": {**plain, "variants": f"[variants.half]\nwhy = 'to see'\nsettings = {{{half}}}\n"},
+        "rows": {**plain, "rows": f"[rows]\nA = {{{half}}}\nB = {{lr = 0.01, {half}}}\n"},
+        "tuned": plain,
+    }
+    table, out = tmp_path / "own.toml", tmp_path / "runs"
+    table.write_text(start + "".join(plain.values()))
+    words = [table, "device=cpu", "-o", out]
+    fedfa(*words)
+    table.write_text(start + "".join(texts[where].values()))
+    words += ["--variant", "half"] * (where == "variant")
+    if where == "tuned":
+        tuned = tmp_path / "tuned.toml"
+        rows_ = "".join(f"[rows.{row}]\n{half}\n" for row in "AB")
+        tuned.write_text(f"table = 'own'\nvariant = 'paper'\njudged_by = 'a hand'\n{rows_}")
+        words += ["--tuned", tuned]
+    assert "2 of the runs" not in fedfa(*words)
+    kinds = [find_run(done.parent).config["precision"] for done in out.glob("*/done")]
+    assert sorted(kinds) == ["bf16", "bf16", "tf32", "tf32"]
+    told = fedfa(*words, "--table-only")
+    assert "are missing" not in told and "may be the precision" not in told
+
+
+def test_of_two_precisions_a_table_takes_the_one_that_most_of_it_has(tmp_path: Path) -> None:
+    table = tmp_path / "own.toml"
+    table.write_text(
+        "title = 'Mine'\nbase = 'digit-sites'\nseeds = 1\nsettings = {rounds = 1}\n[rows]\nA = {}\nB = {lr = 0.01}\n"
+    )
+    words = [table, "device=cpu", "-o", tmp_path / "runs"]
+    fedfa(*words, "precision=bf16")
+    fedfa(*words, "--only", "A", "precision=tf32")  # the latest, and not of B
+    assert len(list(tmp_path.glob("runs/*/done"))) == 3
+    assert "may be the precision" not in fedfa(*words, "--table-only")
+    assert "are missing" not in fedfa(*words, "--only", "A", "--table-only", "precision=float32"), "tf32 on a CPU is"
+
+
 def test_a_trial_leaves_the_whole_tables_files_as_they_are(whole: Path, tmp_path: Path) -> None:
     """Files are named by what makes other numbers, and by nothing else."""
     table = find_table("digit-sites")

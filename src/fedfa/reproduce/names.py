@@ -19,9 +19,9 @@ LONGEST = 80
 def changes(table: Table, choice: Choice) -> dict[str, Any]:
     """Those of the settings asked for that make other runs of it than the table's own."""
 
-    def runs(overrides: dict[str, Any]) -> list[str]:
+    def runs(overrides: dict[str, Any]) -> list[tuple[str, str]]:
         one = replace(choice, seeds=1, overrides=overrides)
-        return [identity(cell.experiment, precisely=True) for cell in runs_of(table, one)]
+        return [(identity(cell.experiment), cell.experiment.precision) for cell in runs_of(table, one)]
 
     asked = weighty(choice.overrides)
     asked |= {key: value for key, value in choice.overrides.items() if key == "precision"}  # which counts if it is said

@@ -24,7 +24,15 @@ from fedfa.reproduce.pictures import draw
 from fedfa.reproduce.progress import Overall
 from fedfa.reproduce.render import curves_csv, show, tables, write_files
 from fedfa.reproduce.results import AVERAGE, Results, gather
-from fedfa.reproduce.summary import RunSummary, find_summaries, identity, summary_of, write_summary
+from fedfa.reproduce.summary import (
+    RunSummary,
+    arithmetic,
+    arithmetic_of,
+    find_summaries,
+    identity,
+    summary_of,
+    write_summary,
+)
 from fedfa.reproduce.table import (
     Cell,
     Choice,
@@ -37,6 +45,7 @@ from fedfa.reproduce.table import (
     find_table,
     lay_out,
     read_toml,
+    says_precision,
     table_names,
     tell_unread,
     with_rounds,
@@ -77,12 +86,14 @@ def list_tables() -> None:
 
 
 class _Known:
-    """The complete runs that there are in some folders, by what they are runs of; of those of the same, those in the
-    first folder go first, and then the latest. Runs of other data than those `at_hand` do not count, as far as both
-    are known."""
+    """The complete runs that there are in some folders, by what they are runs of; of those of the same, those of the
+    precision that `preferred` is go first, then those in the first folder, and then the latest. Runs of other data
+    than those `at_hand` do not count, as far as both are known, nor, where a precision is to be met `precisely`, those
+    of another one."""
 
     def __init__(self, there: Mapping[str, Sequence[RunSummary | Run]], precisely: bool, at_hand: bool) -> None:
-        self._precisely, self._at_hand = precisely, at_hand
+        self.precisely, self._at_hand = precisely, at_hand
+        self.preferred = ""
         self._found = {name: list(runs) for name, runs in there.items()}
         self._names: dict[str, str] = {}
         self._data: dict[str, str | None] = {}
@@ -92,13 +103,24 @@ class _Known:
         """Whether runs of one experiment are of several sets of data, and nobody knows which is meant."""
 
     def name(self, experiment: Experiment) -> str:
-        return self._names.setdefault(experiment.title, identity(experiment, self._precisely))
+        if experiment.title not in self._names:
+            self._names[experiment.title] = identity(experiment)
+        return self._names[experiment.title]
+
+    def prefer(self, cells: Sequence[Cell]) -> None:
+        """Let those of the precision go first that most of these cells have a run of: numbers are to be alike."""
+        kinds = ({arithmetic_of(run) for run in self._found.get(self.name(cell.experiment), [])} for cell in cells)
+        counted = Counter(kind for found in kinds for kind in sorted(found))
+        self.preferred = counted.most_common(1)[0][0] if counted else ""
 
     def find(self, cell: Cell) -> RunSummary | None:
         runs = self._found.get(self.name(cell.experiment), [])
         if not self._at_hand and len({run.provenance.get("data") for run in runs} - {None}) > 1:
             self.ambiguous = True
-        for place, found in reversed(list(enumerate(runs))):
+        ranked = sorted(enumerate(runs), key=lambda one: (arithmetic_of(one[1]) == self.preferred, one[0]))
+        for place, found in reversed(ranked):
+            if self.precisely and cell.experiment.precision not in (found.config["precision"], arithmetic_of(found)):
+                continue
             own = found.provenance.get("data")
             if own is None or self._data_of(cell.experiment) in (None, own):
                 summary = summary_of(found) if isinstance(found, Run) else found
@@ -165,11 +187,11 @@ def reproduce(names: Sequence[str], overrides: dict[str, Any], wish: Wish) -> li
         check_folder(wish.summaries, "--summaries")
 
     @cache
-    def there(precisely: bool) -> dict[str, list[RunSummary | Run]]:
+    def there() -> dict[str, list[RunSummary | Run]]:
         """What there is in the folders, read once for all tables."""
         found: dict[str, list[RunSummary | Run]] = {}
         for folder in reversed(wish.sources or tuple(filter(Path.is_dir, [wish.out]))):
-            for name, runs in find_summaries(folder, precisely).items():
+            for name, runs in find_summaries(folder).items():
                 found.setdefault(name, []).extend(runs)
         return found
 
@@ -209,7 +231,7 @@ def _plan(
     name: str,
     overrides: dict[str, Any],
     wish: Wish,
-    there: Callable[[bool], Mapping[str, Sequence[RunSummary | Run]]],
+    there: Callable[[], Mapping[str, Sequence[RunSummary | Run]]],
 ) -> _Planned:
     table = find_table(name)
     rule = _rule(wish.rule, table.rule)
@@ -222,9 +244,10 @@ def _plan(
     choice = Choice(wish.seeds, only, wish.variant, {**where, **overrides}, tuned.rows)
     for key in sorted(tuned.searched & overrides.keys()):
         raise UserError(f"{key} was searched for by {wish.tuned}: leave it out, or leave --tuned out")
-    precisely = "precision" in overrides or any("precision" in settings for settings in table.rows.values())
+    precisely = says_precision(table, choice)
     cells = lay_out(table, choice)
-    known = _Known(there(precisely), precisely, not wish.table_only)
+    known = _Known(there(), precisely, not wish.table_only)
+    known.prefer(cells)
     plan = _Planned(table, choice, cells, rule, known, tuned)
     missing = [] if wish.table_only else plan.missing()
     if missing:
@@ -244,8 +267,7 @@ def _tell_precision(table: str, coming: Experiment, found: Sequence[RunSummary |
     from fedfa.simulate import find_device
 
     with contextlib.suppress(UserError):  # which is told where the device is needed
-        on_cpu = find_device(coming.device).type == "cpu"
-        own = "float32" if on_cpu and coming.precision == "tf32" else coming.precision
+        own = arithmetic(coming.precision, find_device(coming.device).type)
         others = Counter(run.arithmetic for run in found if run is not None and run.arithmetic != own)
         if others:
             ((most, _),) = others.most_common(1)
@@ -452,7 +474,7 @@ def _notes(results: Results, plan: _Planned) -> list[str]:
         wanted = sum(len(series.cells) for series in results.series)
         named = some([repr(label(cell)) for cell in missing])
         notes.append(f"{len(missing)} of {wanted} runs are missing: {named}.")
-    if results.mixed:
+    if results.mixed and not plan.known.precisely:
         notes.append(f"{results.mixed}: a part of a difference may be the precision's.")
     machines = results.machines()
     if machines:

@@ -166,9 +166,7 @@ class Results:
 
     @property
     def mixed(self) -> str:
-        """Which rows' runs are of another precision than most; empty where the rows say so, or where none is."""
-        if any("precision" in settings for settings in self.table.rows.values()):
-            return ""
+        """Which rows' runs are of another precision than most; empty where none is."""
         found = Counter(run.arithmetic for series in self.series for _, run in series.runs)
         if len(found) < 2:
             return ""

@@ -51,9 +51,8 @@ class RunSummary:
 
     @property
     def arithmetic(self) -> str:
-        """The precision of its products: tf32 is float32 on a CPU."""
-        asked = str(self.config.get("precision", "tf32"))
-        return "float32" if asked == "tf32" and self.provenance.get("hardware", "CPU") == "CPU" else asked
+        """What its products were taken in."""
+        return arithmetic_of(self)
 
     @cached_property
     def selected(self) -> dict[Rule, Selected]:
@@ -73,15 +72,23 @@ class RunSummary:
         return load({**self.config, "name": "summary"})
 
 
-def identity(experiment: Experiment, precisely: bool = False) -> str:
-    """A name for an experiment that is the same on every machine: where the data lie and what is computed on do not
-    count, nor does the precision, unless it is named `precisely`. (Whether the data are the same a run's provenance
-    tells.)"""
+def arithmetic(precision: str, device: str) -> str:
+    """What products are taken in where a precision is asked for: tf32 is float32 where there is no CUDA."""
+    return "float32" if precision == "tf32" and not device.startswith("cuda") else precision
+
+
+def arithmetic_of(run: Run | RunSummary) -> str:
+    """What a run's products were taken in."""
+    return arithmetic(str(run.config.get("precision", "tf32")), str(run.provenance.get("device", "cpu")))
+
+
+def identity(experiment: Experiment) -> str:
+    """A name for an experiment that is the same on every machine: where the data lie, what is computed on and with
+    what precision do not count. (Whether the data are the same a run's provenance tells.)"""
     plain = experiment.model_dump(mode="json", exclude=COSMETIC | MACHINE)
     plain["source"].pop("path", None)
     plain["split"]["file"] = experiment.split_file()
-    name = hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
-    return f"{name} {experiment.precision}" if precisely else name
+    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
 
 
 def weighty(overrides: Mapping[str, Any]) -> dict[str, Any]:
@@ -206,7 +213,7 @@ def _lines(found: Mapping[str, Any]) -> list[dict[str, Any]]:
     return lines
 
 
-def find_summaries(folder: Path, precisely: bool = False) -> dict[str, list[Run | RunSummary]]:
+def find_summaries(folder: Path) -> dict[str, list[Run | RunSummary]]:
     """All complete runs in a folder, and in the folders in it, by their :func:`identity`: run folders, and files of
     summaries; runs of one experiment, on two machines or of two folders of data say, as they were started. Other JSON
     files are passed over, and so are damaged ones, which are told of."""
@@ -221,7 +228,7 @@ def find_summaries(folder: Path, precisely: bool = False) -> dict[str, list[Run 
                     run = find_run(place)
                     if run.experiment.split["file"] and run.experiment.title != run.folder.name:
                         continue  # its splits are not those of the file as it is now
-                    found.append((identity(run.experiment, precisely), run))
+                    found.append((identity(run.experiment), run))
             continue
         for name in files:
             if name.endswith(".json") and _is_summary(Path(place) / name):
@@ -231,7 +238,7 @@ def find_summaries(folder: Path, precisely: bool = False) -> dict[str, list[Run 
                     print(f"{error}: passed over", file=sys.stderr)
                     continue
                 if summary.done and summary.identity is not None:
-                    found.append((identity(summary.experiment, precisely), summary))
+                    found.append((summary.identity, summary))
     by_name: dict[str, list[Run | RunSummary]] = {}
     for name, one in sorted(found, key=lambda item: str(item[1].provenance.get("started", ""))):
         by_name.setdefault(name, []).append(one)

@@ -210,6 +210,14 @@ def runs_of(table: Table, choice: Choice) -> list[Cell]:
     return cells
 
 
+def says_precision(table: Table, choice: Choice) -> bool:
+    """Whether a table, or what is asked for of it, names a precision. Where nothing does, runs of any will do."""
+    variant = chosen_variant(table, choice.variant)
+    said = [table.settings, variant.settings, choice.overrides, *table.groups.values()]
+    said += [*table.rows.values(), *variant.rows.values(), *(choice.tuned or {}).values()]
+    return any("precision" in settings for settings in said)
+
+
 def _refuse_compared(table: Table, choice: Choice) -> None:
     """Refuse changes of what rows or groups differ in, since they are called by it."""
     own = runs_of(table, replace(choice, seeds=1, only=(), overrides={}, tuned=None))
