@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,16 @@ def test_what_a_run_leaves_behind(play: Play, tmp_path: Path) -> None:
     assert fedfa.load(run.folder / "experiment.toml").title == run.experiment.title
     done = json.loads((run.folder / "done").read_text())
     assert done["rounds"] == 3 and done["seconds"] >= 0
+
+
+def test_the_last_checkpoints_are_those_of_the_last_rounds(play: Play) -> None:
+    """Also where names have more digits than others."""
+    run = play()
+    latest = run.latest()
+    assert latest is not None
+    for round in (99_990, 100_000, 100_010):
+        run.checkpoint(replace(latest[0], round=round), None, keep=2)
+    assert run.restarts() == [100_000, 100_010]
 
 
 def test_private_tensors_are_kept_in_the_folder(play: Play) -> None:

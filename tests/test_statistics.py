@@ -68,6 +68,13 @@ def test_paired_test_is_scipys(pairs: list[tuple[int, int]]) -> None:
         assert found.p is None
 
 
+def test_equal_differences_have_no_interval() -> None:
+    """One without width would have every one of them differ from zero for sure."""
+    found = paired({0: 0.5, 1: 0.6}, {0: 0.49, 1: 0.59})
+    assert found is not None and found.mean == pytest.approx(0.01)
+    assert (found.interval, found.p) == (None, None)
+
+
 def test_only_common_seeds_are_paired() -> None:
     found = paired({0: 5.0, 1: 7.0, 9: 100.0}, {1: 4.0, 0: 4.0, 7: -100.0})
     assert found is not None

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import fedfa
-from fedfa import Run, UserError
-from fedfa.runs import held
+import fedfa.simulate
+from fedfa import Run, UserError, together
+from fedfa.runs import find_run, held
 from fedfa.server import Record, Watcher
 from fedfa.together import run_together
 
@@ -60,6 +64,35 @@ def test_a_failing_run_ends_no_other(tiny: dict[str, Any], tmp_path: Path) -> No
     assert isinstance(run, Run)
 
 
+def test_a_run_that_breaks_ends_no_other(
+    tiny: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Memory that runs out, say: the reason is told, and where it was."""
+    real = fedfa.simulate.play_round
+
+    def play_round(server: Any, algorithm: Any, engine: Any, plan: Any, watcher: Any) -> Any:
+        if plan.seed == 0:
+            raise RuntimeError("no memory\nis left")
+        return real(server, algorithm, engine, plan, watcher)
+
+    monkeypatch.setattr(fedfa.simulate, "play_round", play_round)
+    experiments = [fedfa.load(tiny, {"seed": seed}) for seed in (0, 1)]
+    (_, failed), (_, run) = run_together(experiments, root=tmp_path, watch=lambda _: Watcher())
+    assert isinstance(failed, UserError) and str(failed) == "RuntimeError: no memory is left"
+    assert isinstance(run, Run) and run.done and "beside" not in run.provenance
+    assert "in play_round" in capsys.readouterr().err
+
+
+def test_a_worker_that_is_killed_in_the_middle_of_a_word() -> None:
+    """Its pipe then has a part of a message."""
+    ours, theirs = multiprocessing.get_context("spawn").Pipe(duplex=False)
+    os.write(theirs.fileno(), (1000).to_bytes(4, "big") + b"a part")
+    theirs.close()
+    gone = SimpleNamespace(join=lambda: None, exitcode=-9)
+    ended, error = together._hear(ours, Watcher(), gone)  # type: ignore[arg-type]
+    assert ended and "exit code -9" in str(error)
+
+
 def test_processes_give_the_same_numbers(tmp_path: Path) -> None:
     good, bad = small(), small(held_out="nobody")
     watcher = Counting()
@@ -69,6 +102,7 @@ def test_processes_give_the_same_numbers(tmp_path: Path) -> None:
     run = ended[good.title]
     assert isinstance(run, Run) and run.done
     assert (watcher.started, watcher.rounds) == ([0], [1, 2])
+    assert find_run(run.folder).provenance["beside"] == 1, "so that its seconds are no cost of its own"
     alone = fedfa.run(good, root=tmp_path / "alone")
     assert [line["test"] for line in run.metrics] == [line["test"] for line in alone.metrics]
 

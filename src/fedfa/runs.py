@@ -148,7 +148,7 @@ class Run:
             part.unlink()
 
     def _traces(self) -> list[Path]:
-        return sorted((self.folder / "traces").glob("round-*.safetensors"))
+        return sorted((self.folder / "traces").glob("round-*.safetensors"), key=_round)
 
     # Checkpoints
 
@@ -208,7 +208,7 @@ class Run:
         return [_round(path) for path in self._checkpoints()]
 
     def _checkpoints(self) -> list[Path]:
-        return sorted((self.folder / "checkpoints").glob("round-*.safetensors"))
+        return sorted((self.folder / "checkpoints").glob("round-*.safetensors"), key=_round)
 
     # Completion
 
@@ -243,8 +243,10 @@ class Run:
         self._note(resumed=[*self.provenance.get("resumed", []), {"round": round, "at": _now()}])
 
     def note_beside(self, others: int) -> None:
-        """That so many other runs shared the GPU with it: its seconds and its memory are then those of all."""
-        self._note(beside=others)
+        """That so many other runs share the GPU or the cores with it: its seconds, and on a GPU its memory, are then
+        those of all."""
+        if others:
+            self._note(beside=others)
 
     def note_processes(self, count: int) -> None:
         """That clients trained in so many processes; the memory on record is the first one's."""

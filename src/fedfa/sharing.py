@@ -22,8 +22,7 @@ from fedfa.experiment import Experiment
 from fedfa.precision import arithmetic
 from fedfa.runs import Run
 from fedfa.server import Record, Watcher
-from fedfa.simulate import run
-from fedfa.together import Outcome, Watch
+from fedfa.together import Outcome, Watch, outcome_of
 
 AT_ONCE = 5
 """Runs at a time unless it is said how many."""
@@ -32,8 +31,8 @@ AT_ONCE = 5
 class _Relay(Watcher):
     """Tells a watcher, one thread at a time, and ends the run when all are to stop."""
 
-    def __init__(self, watcher: Watcher, one: threading.Lock, stop: threading.Event) -> None:
-        self._watcher, self._one, self._stop = watcher, one, stop
+    def __init__(self, watcher: Watcher, one: threading.Lock, stop: threading.Event, others: int) -> None:
+        self._watcher, self._one, self._stop, self._others = watcher, one, stop, others
 
     def _tell(self, what: str, *given: Any) -> None:
         if self._stop.is_set():
@@ -42,6 +41,7 @@ class _Relay(Watcher):
             getattr(self._watcher, what)(*given)
 
     def run_started(self, run: Run, round: int) -> None:
+        run.note_beside(self._others)
         self._tell("run_started", run, round)
 
     def noticed(self, line: str) -> None:
@@ -82,15 +82,18 @@ def _share(experiments: list[Experiment], root: Path, watch: Watch, at_once: int
                 except queue.Empty:
                     return
                 try:
-                    there = (root / experiment.title / "done").exists()
-                    done = run(experiment, root=root, watcher=_Relay(watch(experiment), one, stop))
-                    if others and not there:
-                        done.note_beside(others)
-                    ended.put((experiment, done))
-                except BaseException as error:
+                    relay = _Relay(watch(experiment), one, stop, others)
+                    ended.put((experiment, outcome_of(experiment, root, relay)))
+                except BaseException as error:  # stopped
                     ended.put((experiment, error))
 
-    threads = [threading.Thread(target=work, daemon=True) for _ in range(min(at_once, len(experiments)))]
+    def at_work() -> None:
+        try:
+            work()
+        except BaseException as error:  # before there was a run: nobody is to wait for it
+            ended.put((experiments[0], error))
+
+    threads = [threading.Thread(target=at_work, daemon=True) for _ in range(min(at_once, len(experiments)))]
     for thread in threads:
         thread.start()
     try:

@@ -60,7 +60,8 @@ class Summary:
 @dataclass(frozen=True)
 class Difference(Summary):
     """Differences a − b over the seeds that both have, with the p-value of the paired t-test, not corrected for
-    being one of several. It is None where all differences are equal, or there are fewer than two."""
+    being one of several. Where all differences are equal, or there are fewer than two, there is none, and no interval:
+    one without width would claim to be sure."""
 
     p: float | None = None
 
@@ -90,10 +91,10 @@ def paired(a: Mapping[int, float], b: Mapping[int, float]) -> Difference | None:
     if not common:
         return None
     found = summarise(a[seed] - b[seed] for seed in common)
-    p = None
-    if found.sd and found.sd > EQUAL * max(1.0, abs(found.mean)):
-        t = found.mean / (found.sd / math.sqrt(found.n))
-        p = float(2 * _student().sf(abs(t), found.n - 1))
+    if not found.sd or found.sd <= EQUAL * max(1.0, abs(found.mean)):
+        return Difference(found.n, found.mean, found.sd)
+    t = found.mean / (found.sd / math.sqrt(found.n))
+    p = float(2 * _student().sf(abs(t), found.n - 1))
     return Difference(found.n, found.mean, found.sd, found.low, found.high, p)
 
 

@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import signal
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
@@ -80,7 +81,7 @@ def _played(waiting: Sequence[Experiment], root: Path, watch: Watch, at_once: in
         yield from _in_processes(others, root, watch, 1 if apart else at_once)  # costs are not measured beside others
     else:
         for experiment in others:
-            yield experiment, _outcome(experiment, root, watch(experiment))
+            yield experiment, outcome_of(experiment, root, watch(experiment))
 
 
 def _captured(experiment: Experiment) -> bool:
@@ -107,13 +108,17 @@ def _complete(folder: Path) -> Run | UserError | None:
         return error
 
 
-def _outcome(experiment: Experiment, root: Path, watcher: Watcher) -> Run | UserError:
+def outcome_of(experiment: Experiment, root: Path, watcher: Watcher) -> Run | UserError:
+    """Run an experiment; where it fails, why. That ends no other run."""
     from fedfa.simulate import run
 
     try:
         return run(experiment, root=root, watcher=watcher)
     except UserError as error:
         return error
+    except Exception as error:  # memory that ran out, or a bug
+        traceback.print_exception(error)
+        return UserError(f"{type(error).__name__}: {' '.join(str(error).split())}")
 
 
 # Worker processes
@@ -123,10 +128,11 @@ class _Teller(Watcher):
     """The watcher in a worker process: passes on what its like in the first process should know. What single clients
     did stays here: their losses are tensors."""
 
-    def __init__(self, pipe: Connection) -> None:
-        self._pipe = pipe
+    def __init__(self, pipe: Connection, others: int) -> None:
+        self._pipe, self._others = pipe, others
 
     def run_started(self, run: Run, round: int) -> None:
+        run.note_beside(self._others)
         self._pipe.send(("run_started", run.folder, round))
 
     def noticed(self, line: str) -> None:
@@ -136,9 +142,10 @@ class _Teller(Watcher):
         self._pipe.send(("round_done", record))
 
 
-def _work(experiment: Experiment, root: Path, pipe: Connection, threads: int) -> None:
-    """What a worker process does: one run. It was started deaf to Ctrl-C and leaves the terminal's group, so that the
-    first process alone says when to stop, and says it once: a second signal would cut its last checkpoint short."""
+def _work(experiment: Experiment, root: Path, pipe: Connection, threads: int, others: int) -> None:
+    """What a worker process does: one run, while as many others as that go on. It was started deaf to Ctrl-C and leaves
+    the terminal's group, so that the first process alone says when to stop, and says it once: a second signal would
+    cut its last checkpoint short."""
     if hasattr(os, "setsid"):
         os.setsid()
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a scheduler may tell all of them; the first process says it again
@@ -149,7 +156,7 @@ def _work(experiment: Experiment, root: Path, pipe: Connection, threads: int) ->
         if threads:
             torch.set_num_threads(threads)
         alone = experiment.model_copy(update={"processes": 1})  # others of its like have the other cores
-        outcome = _outcome(alone, root, _Teller(pipe))
+        outcome = outcome_of(alone, root, _Teller(pipe, others))
     except (KeyboardInterrupt, BrokenPipeError):  # stopped, or the first process is gone: the checkpoint is written
         os._exit(130)
     pipe.send(("ended", outcome if isinstance(outcome, UserError) else None))
@@ -163,13 +170,13 @@ def _hear_interrupts(hear: bool) -> None:
 
 
 def _in_processes(waiting: Sequence[Experiment], root: Path, watch: Watch, at_once: int) -> Iterator[Outcome]:
-    left = list(waiting)
+    left, others = list(waiting), min(at_once, len(waiting)) - 1
     working: dict[Connection, tuple[Experiment, BaseProcess, Watcher]] = {}
     try:
         while left or working:
             while left and len(working) < at_once:
                 experiment = left.pop(0)
-                pipe, process = _start(experiment, root, threads=1 if at_once > 1 else 0)
+                pipe, process = _start(experiment, root, threads=1 if at_once > 1 else 0, others=others)
                 working[pipe] = experiment, process, watch(experiment)
             for ready in wait(list(working)):
                 assert isinstance(ready, Connection)
@@ -183,10 +190,10 @@ def _in_processes(waiting: Sequence[Experiment], root: Path, watch: Watch, at_on
         _stop([process for _, process, _ in working.values()])
 
 
-def _start(experiment: Experiment, root: Path, threads: int) -> tuple[Connection, BaseProcess]:
+def _start(experiment: Experiment, root: Path, threads: int, others: int) -> tuple[Connection, BaseProcess]:
     context = multiprocessing.get_context("spawn")  # a fork of a process with threads may hang
     ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=_work, args=(experiment, root, theirs, threads), daemon=True)
+    process = context.Process(target=_work, args=(experiment, root, theirs, threads, others), daemon=True)
     resource_tracker.ensure_running()  # else the first start would start it, and it lets interrupts through again
     _hear_interrupts(False)
     try:
@@ -201,7 +208,7 @@ def _hear(pipe: Connection, watcher: Watcher, process: BaseProcess) -> tuple[boo
     """Take one message from a worker. Whether that was its last, and if so, why its run is not complete."""
     try:
         what, *rest = pipe.recv()
-    except EOFError:  # it is gone without a word: killed, or a bug that it has printed
+    except (EOFError, OSError):  # it is gone without a word, or within one: killed, or a bug that it has printed
         process.join()
         return True, UserError(f"its process ended with exit code {process.exitcode}")
     if what == "ended":

@@ -123,7 +123,7 @@ class MLflow(Tracker):
         known = self._client.get_experiment_by_name(name)
         place = known.experiment_id if known is not None else self._client.create_experiment(name)
         found = self._client.search_runs([place], f"tags.`fedfa.run` = '{title}'", max_results=1)
-        if found:
+        if found and round:
             self._id = found[0].info.run_id
             self._client.update_run(self._id, status="RUNNING")
             return

@@ -556,6 +556,7 @@ def test_a_turn_is_of_the_methods_and_seeds_that_hold_out_all() -> None:
         turn("amazon", one), turn("dslr", one), turn("amazon", one, seed=1), turn("dslr", one, algorithm="fedfa")
     ).panels
     assert [(series.label, [run.seed for run in series.used]) for series in whole.series] == [("fedavg", [0])]
+    assert whole.lacking == ("fedavg, seed 1", "fedfa"), "which the page says"
     apart = study(turn("amazon", one), turn("dslr", one, algorithm="fedfa"), turn("dslr", one, seed=1)).panels
     assert not any(panel.in_turn or panel.within for panel in apart)
     apart = study(turn("amazon", one), turn("dslr", one, metric="dice")).panels

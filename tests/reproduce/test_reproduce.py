@@ -590,6 +590,13 @@ def test_runs_of_two_precisions_are_told_of(tmp_path: Path) -> None:
     assert len(files) == 2 and all("may be the precision" in text for text in files)
 
 
+def test_a_table_may_be_called_as_the_papers_are(tmp_path: Path) -> None:
+    table = tmp_path / "my-paper.toml"
+    table.write_text("title = 'Mine'\nbase = 'digit-sites'\nseeds = 1\nsettings = {rounds = 1}\n[rows]\nA = {}\n")
+    fedfa(table, "device=cpu", "-o", tmp_path / "runs")
+    assert (tmp_path / "runs" / "tables" / "my-paper.csv").is_file()
+
+
 @pytest.mark.parametrize("where", ["settings", "groups", "variant", "rows", "tuned"])
 def test_a_precision_that_a_table_names_anywhere_is_met(where: str, tmp_path: Path) -> None:
     """Runs of another one are there, and are not taken for it."""

@@ -12,6 +12,7 @@ import pytest
 
 import fedfa
 from fedfa import Run, UserError
+from fedfa.reproduce import pictures
 from fedfa.reproduce.render import tables
 from fedfa.reproduce.results import AVERAGE, Results, costs, curve, gather
 from fedfa.reproduce.summary import (
@@ -22,7 +23,7 @@ from fedfa.reproduce.summary import (
     summary_of,
     write_summary,
 )
-from fedfa.reproduce.table import Cell, Table
+from fedfa.reproduce.table import Cell, Choice, Table, lay_out
 from fedfa.statistics import RULES, holm, paired, select
 
 stats = pytest.importorskip("scipy.stats")
@@ -62,6 +63,27 @@ def test_a_real_run_comes_back(play: Callable[..., Run], tmp_path: Path) -> None
     found = read_summary(write_summary(summary_of(run), tmp_path))
     assert found.metrics == summary_of(run).metrics
     assert found.identity == identity(run.experiment)
+
+
+def test_groups_on_other_data_have_clients_of_their_own(hand_made: Callable[..., Run]) -> None:
+    table = Table(name="own", title="Own", base="digit-sites", seeds=1, rows={"A": {}}, groups={"one": {}, "two": {}})
+    runs = {"one": hand_made("one", [{"north": 0.5}]), "two": hand_made("two", [{"east": 0.5, "west": 0.7}])}
+    cells = [replace(cell, experiment=runs[cell.group].experiment) for cell in lay_out(table, Choice())]
+    results = gather(table, cells, lambda cell: summary_of(runs[cell.group]), "last")
+    assert results.columns("one") == ["north"] and results.columns("two") == ["east", "west"]
+    assert (results.clients("one"), results.clients("two")) == (1, 2)
+
+
+def test_a_picture_shows_what_its_table_does(hand_made: Callable[..., Run]) -> None:
+    """Where settings hold a client out, the average is of the others."""
+    pytest.importorskip("matplotlib")
+    run = hand_made("one", [{"north": 0.5, "south": 0.9}], unseen=["south"])
+    table = Table(name="own", title="Own", base="digit-sites", seeds=1, rows={"A": {}})
+    cells = [replace(cell, experiment=run.experiment) for cell in lay_out(table, Choice())]
+    results = gather(table, cells, lambda _: summary_of(run), "last")
+    (row,) = results.groups[""]
+    panel = pictures._panel("Own", [row])
+    assert panel.primary == "mean" and panel.series[0].entries[0].selected["last"].mean == 0.5
 
 
 def test_what_does_not_make_it_another_experiment(tiny: dict[str, Any]) -> None:
@@ -169,7 +191,7 @@ def test_a_seed_counts_when_all_its_clients_were_held_out(tiny: dict[str, Any]) 
     assert north is not None and north.n == 3
     gap = row.get("last", "gap")
     assert gap is not None and gap.mean == pytest.approx(0.1)
-    assert len(results.missing) == 3 and results.columns == ("north", "south")
+    assert len(results.missing) == 3 and results.columns("") == ["north", "south"]
 
 
 def test_curves_of_unseen_clients_are_of_those_and_over_seeds(tiny: dict[str, Any]) -> None:

@@ -28,7 +28,7 @@ class Summary:
     last: float
     """Mean over clients, after the last round."""
     recent: float
-    """The same, averaged over the last 20 evaluated rounds."""
+    """The same, averaged over those of the last 20 rounds that were evaluated."""
     best: float | None
     """After the round that did best on validation data; None where the run has none."""
     best_round: int | None
@@ -37,6 +37,9 @@ class Summary:
     gap: float | None
     refused: int
     seconds: float
+    """Of all rounds."""
+    played: int
+    """Rounds on record, evaluated or not."""
     curve: list[tuple[int, float]]
 
     @property
@@ -77,7 +80,7 @@ class Comparison:
                 "best by val": _percent(s.best),
                 **({"unseen": _percent(s.unseen), "gap": _percent(s.gap)} if self._held_out else {}),
                 **({"refused": s.refused} if any(other.refused for other in self.runs) else {}),
-                "s/round": round(s.seconds / max(s.rounds, 1), 3),
+                "s/round": round(s.seconds / s.played, 3),
             }
             for s in self.runs
         ]
@@ -147,6 +150,7 @@ def summarise(run: Run, label: str) -> Summary:
         gap=last.gap,
         refused=sum(len(line["refused"]) for line in lines),
         seconds=sum(line["seconds"] for line in lines),
+        played=len(lines),
         curve=[(line["round"], line["test"]["mean"]) for line in tested],
     )
 

@@ -16,7 +16,7 @@ from fedfa.report.markup import Markup, escaped, joined, json_block, tag
 from fedfa.report.payload import payload
 from fedfa.report.study import Panel, Series, Study
 from fedfa.report.tables import costs, fixed, paper_by_client, results, signed
-from fedfa.statistics import TITLES, Summary
+from fedfa.statistics import EQUAL, TITLES, Summary
 
 MOST_SAMPLES = 50
 """Clients whose sample counts a run's provenance lists."""
@@ -98,7 +98,8 @@ def _contents(study: Study) -> Markup | None:
         if panel.within:
             continue
         highest = _highest(panel)
-        best, whose = ("–", "") if highest is None else (f"{100 * highest[1].mean:.1f} %", highest[0].label)
+        best = "–" if highest is None else f"{100 * highest[1].mean:.1f} %"
+        whose = "" if highest is None else " and ".join(series.label for series in highest[0])
         seeds = {entry.seed for series in panel.series for entry in series.entries}
         counts = (len(panel.series), len(seeds))
         cells = zip((*counts, best, whose), KINDS[1:], strict=True)
@@ -128,6 +129,8 @@ def _panel(panel: Panel, number: int) -> Markup:
     held_out = f" Held out, and only tested on: {', '.join(panel.held_out)}." if panel.held_out else ""
     if panel.in_turn:
         held_out = f" Held out one after the other, and tested on: {', '.join(panel.held_out)}."
+    if panel.lacking:
+        held_out += f" Not among these, since they have no run without each of them: {'; '.join(panel.lacking)}."
     lead = tag("p", _lead(panel), held_out, class_="lead")
     if panel.within:  # its numbers are in the panel of all whose turn it was
         cards = [tag("details", tag("summary", "Its results, curves and costs"), cards, class_="fold")]
@@ -142,12 +145,12 @@ def _lead(panel: Panel) -> Markup:
     highest = _highest(panel)
     if highest is None:
         return escaped("No run has an evaluated round yet.")
-    series, best = highest
+    leaders, best = highest
     some_alone = len(panel.ranked) < len(panel.comparable)
     among = " of the methods with several seeds" if some_alone else ""
     text = [
-        tag("strong", series.label),
-        f" has the highest mean{among}, {fixed(100 * best.mean)} %"
+        tag("strong", " and ".join(series.label for series in leaders)),
+        f" {'have' if len(leaders) > 1 else 'has'} the highest mean{among}, {fixed(100 * best.mean)} %"
         if len(panel.ranked) > 1
         else f" reaches {fixed(100 * best.mean)} %{', as the only one with several seeds' if some_alone else ''}",
         f" (95 % interval {fixed(100 * best.low)} to {fixed(100 * best.high)}, {best.n} seeds)"
@@ -170,12 +173,15 @@ def _lead(panel: Panel) -> Markup:
     return joined(*text)
 
 
-def _highest(panel: Panel) -> tuple[Series, Summary] | None:
-    """The series with the highest mean, and its numbers."""
+def _highest(panel: Panel) -> tuple[list[Series], Summary] | None:
+    """The series with the highest mean, and the first one's numbers."""
     rule = panel.rules[0] if panel.rules else "last"
     found = [(series, series.summary(rule, panel.primary)) for series in panel.ranked]
     known = [(series, summary) for series, summary in found if summary is not None]
-    return max(known, key=lambda one: one[1].mean) if known else None
+    if not known:
+        return None
+    best = max((summary for _, summary in known), key=lambda summary: summary.mean)
+    return [series for series, summary in known if best.mean - summary.mean <= EQUAL], best
 
 
 def _card(title: str, identity: str | None, *content: Any, level: int = 3, **attributes: Any) -> Markup:

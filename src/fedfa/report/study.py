@@ -105,6 +105,8 @@ class Panel:
     """Whether clients were held out, one after another, by runs of their own."""
     within: bool = False
     """Whether its runs are in such a panel too."""
+    lacking: tuple[str, ...] = ()
+    """Where clients were held out in turn: methods, and seeds of them, that were not without each of them."""
     usual: tuple[str, ...] = ()
     """Settings of those whose labels do not say otherwise."""
 
@@ -339,10 +341,20 @@ def _titles(federations: Sequence[Sequence[Entry]]) -> list[str]:
 def _in_turn(title: str, panels: Sequence[Panel]) -> Panel | None:
     """Panels of one federation, which hold out one client each, as one: of the methods and seeds that all have."""
     methods: dict[str, list[dict[int, Entry]]] = {}
+    called: dict[str, str] = {}
     for panel in panels:
         for series in panel.series:
             method = json.dumps(_without_held_out(_settings(series.entries[0])), sort_keys=True, default=str)
             methods.setdefault(method, []).append({entry.seed: entry for entry in series.used})
+            called.setdefault(method, series.label)
+    lacking = []
+    for method, found in methods.items():
+        if len(found) < len(panels):
+            lacking.append(called[method])
+        else:
+            seeds = [*map(frozenset, found)]
+            incomplete = sorted(frozenset[int]().union(*seeds) - seeds[0].intersection(*seeds))
+            lacking += [f"{called[method]}, seed {', '.join(map(str, incomplete))}"] if incomplete else []
     entries = [
         InTurn.of([own[seed] for own in found])
         for found in methods.values()
@@ -353,7 +365,7 @@ def _in_turn(title: str, panels: Sequence[Panel]) -> Panel | None:
     everyone = {name for panel in panels for name in panel.clients}
     who = "every client" if everyone <= set(held) else some(held)
     made = f"{title}, {who} held out in turn"
-    return replace(_panel(made, entries), in_turn=True) if entries else None
+    return replace(_panel(made, entries), in_turn=True, lacking=tuple(lacking)) if entries else None
 
 
 def _without_held_out(settings: Mapping[str, Any]) -> dict[str, Any]:

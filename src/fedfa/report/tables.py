@@ -14,7 +14,7 @@ from fedfa.report.beside import Printed, printed, single_runs
 from fedfa.report.entry import mean
 from fedfa.report.markup import Markup, tag
 from fedfa.report.study import Panel, Series
-from fedfa.statistics import LEVEL, TITLES, Rule, Summary
+from fedfa.statistics import EQUAL, LEVEL, TITLES, Rule, Summary
 
 NOTHING = "–"
 INTERVAL = f"{100 * LEVEL:.0f} % interval"
@@ -386,5 +386,6 @@ def _beside(paper: Printed | None, summary: Summary | None) -> list[Cell]:
 def _mark_best(rows: list[list[Cell]], place: int) -> None:
     known = [row[place].values[0] for row in rows if row[place].values and row[place].values[0] is not None]
     for row in rows:
-        if known and row[place].values[0] == max(known):
+        own = row[place].values[0] if row[place].values else None
+        if own is not None and max(known) - own <= EQUAL:  # but for roundings
             row[place] = Cell(row[place].text, row[place].values, marked=True)

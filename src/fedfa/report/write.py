@@ -50,7 +50,7 @@ def write_figures(panel: Panel, name: str, folder: Path) -> int:
     """A panel's figures, by the rule that its page opens with; returns their number."""
     if not panel.rules:
         return 0
-    wanted = [what for what in FIGURES if what != "differences" or len(panel.series) > 1]
+    wanted = [what for what in FIGURES if what != "differences" or panel.compared(panel.rules[0])]
     with style(8):
         for what in wanted:
             figure = FIGURES[what](panel, panel.rules[0])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fedfa.files import beside
 from fedfa.report.entry import Entry, InTurn
@@ -52,7 +52,8 @@ def _panel(title: str, rows: Sequence[Row]) -> Panel:
         by_seed: dict[int, list[Entry]] = {}
         for cell, run in row.series.runs:
             if cell.seed in row.series.seeds:
-                entry = Entry(run.name, run.config, run.provenance, run.metrics, run.done)
+                own: dict[str, Any] = {} if cell.held_out else {"held_out": []}  # the table's numbers are the others'
+                entry = Entry(run.name, {**run.config, **own}, run.provenance, run.metrics, run.done)
                 by_seed.setdefault(cell.seed, []).append(entry)
         entries = tuple(InTurn.of(found) if len(found) > 1 else found[0] for found in by_seed.values())
         if entries:

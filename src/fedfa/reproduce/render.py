@@ -43,8 +43,9 @@ def tables(results: Results, told: str) -> list[text.Table]:
 
 def _scores(name: str, title: str, told: str, results: Results, group: str, paper: PaperTable | None) -> text.Table:
     rule, first, rows = results.rule, results.table.first, results.groups[group]
-    shown = results.columns if len(results.columns) <= MOST_CLIENTS else ()
-    unseen, many = bool(results.table.held_out), 0 if shown else results.clients
+    clients = results.columns(group)
+    shown = clients if len(clients) <= MOST_CLIENTS else []
+    unseen, many = bool(results.table.held_out), 0 if shown else results.clients(group)
     absent = [client for client, without in results.absent(group).items() if len(without) == len(rows)]
     columns = [Column("", ("row",), numeric=False), Column("seeds", ("seeds", "of"))]
     columns += [Column(f"{client} (unseen)" if client in absent else client, _keys(client)) for client in shown]
@@ -248,8 +249,9 @@ def write_files(stem: Path, name: str, made: Sequence[text.Table], notes: Sequen
         written.append(stem.with_name(f"{stem.name}.{kind}"))
         write_text(written[-1], "\n".join([*parts, comment]))
     for table in made:
-        if not table.name.endswith("-paper"):
-            written.append(stem.with_name(f"{stem.name}{table.name.removeprefix(name)}.csv"))
+        ending = table.name.removeprefix(name)
+        if not ending.endswith("-paper"):  # whose numbers are no result
+            written.append(stem.with_name(f"{stem.name}{ending}.csv"))
             write_text(written[-1], table.csv())
     if curves:
         written.append(stem.with_name(f"{stem.name}-curves.csv"))

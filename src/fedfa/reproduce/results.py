@@ -94,7 +94,6 @@ class Results:
     table: Table
     rule: Rule
     groups: Mapping[str, Sequence[Row]]
-    columns: tuple[str, ...]
 
     @property
     def series(self) -> list[Series]:
@@ -112,10 +111,13 @@ class Results:
             raise UserError(f"{self.table.name}: rows with different metrics do not compare: {', '.join(found)}")
         return found[0] if found else "metric"
 
-    @property
-    def clients(self) -> int:
+    def columns(self, group: str) -> list[str]:
+        """The clients of a group's runs; groups may be of different data."""
+        return list(dict.fromkeys(name for row in self.groups[group] for name in row.series.columns()))
+
+    def clients(self, group: str) -> int:
         """How many clients a run has: where some are drawn, seeds draw others, and `columns` has them all."""
-        runs = (run for series in self.series for _, run in series.runs)
+        runs = (run for row in self.groups[group] for _, run in row.series.runs)
         return max((len(chosen.clients) for run in runs for chosen in _some(run)), default=0)
 
     def absent(self, group: str) -> dict[str, list[str]]:
@@ -131,8 +133,9 @@ class Results:
         """In what the paper's numbers are of other clients than a group's runs; empty where they are not."""
         paper = self.table.paper_of(group)
         wanted, absent = set() if paper is None else {*paper.clients}, self.absent(group)
-        lacking, more = sorted(wanted - {*self.columns}), sorted({*self.columns} - wanted)
-        if not wanted or not self.columns or not (lacking or more or absent):
+        columns = {*self.columns(group)}
+        lacking, more = sorted(wanted - columns), sorted(columns - wanted)
+        if not wanted or not columns or not (lacking or more or absent):
             return ""
         told = [f"without {', '.join(lacking)}"] * bool(lacking) + [f"with {', '.join(more)}"] * bool(more)
         told += [f"with {', '.join(absent)} held out"] * bool(absent and not lacking and not more)
@@ -199,10 +202,7 @@ def gather(table: Table, cells: Sequence[Cell], find: Callable[[Cell], RunSummar
     groups: dict[str, list[Series]] = {}
     for series in by_row.values():
         groups.setdefault(series.group, []).append(series)
-    columns = dict.fromkeys(name for series in by_row.values() for name in series.columns())
-    return Results(
-        table, rule, {group: _rows(members, table.first, rule) for group, members in groups.items()}, tuple(columns)
-    )
+    return Results(table, rule, {group: _rows(members, table.first, rule) for group, members in groups.items()})
 
 
 def _rows(members: Sequence[Series], first: str, rule: Rule) -> list[Row]:

@@ -36,8 +36,8 @@ EVALUATED = ("mean", "unseen", "gap")
 @dataclass(frozen=True)
 class RunSummary:
     """What is kept of a run. `metrics` has a line a round, as the run itself: losses, seconds, bytes, and means over
-    clients of all rounds; numbers by client of the last 20 evaluated rounds and of the best by validation, which is
-    what tables are made of. Who trained in a round is not kept, only how many."""
+    clients of all rounds; numbers by client of those of the last 20 rounds that were evaluated and of the best by
+    validation, which is what tables are made of. Who trained in a round is not kept, only how many."""
 
     name: str
     config: dict[str, Any]

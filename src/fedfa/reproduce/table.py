@@ -404,8 +404,3 @@ def describe(tables: Sequence[str]) -> list[tuple[str, str, str, str]]:
     """For the list: name, data, number of runs, title."""
     found = [find_table(name) for name in tables]
     return [(table.name, table.needs or "embedded", f"{table.runs():,}", table.title) for table in found]
-
-
-def told_variants(table: Table) -> str:
-    """The variants' names, for one line."""
-    return some([f"{name} ({variant.why})" for name, variant in table.variants.items()])
