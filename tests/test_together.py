@@ -8,7 +8,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +18,7 @@ import pytest
 
 import fedfa
 import fedfa.simulate
-from fedfa import Run, UserError, together
+from fedfa import Run, UserError, sharing, together
 from fedfa.runs import find_run, held
 from fedfa.server import Record, Watcher
 from fedfa.together import run_together
@@ -81,6 +82,70 @@ def test_a_run_that_breaks_ends_no_other(
     assert isinstance(failed, UserError) and str(failed) == "RuntimeError: no memory is left"
     assert isinstance(run, Run) and run.done and "beside" not in run.provenance
     assert "in play_round" in capsys.readouterr().err
+
+
+@pytest.fixture
+def without_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads that would share a GPU, on a CPU: all but the streams is as there."""
+
+    @contextmanager
+    def none(count: int, device: Any) -> Iterator[tuple[None, ...]]:
+        yield (None,) * count
+
+    monkeypatch.setattr(sharing, "borrowed_streams", none)
+    monkeypatch.setattr("torch.cuda.current_device", lambda: 0)
+    monkeypatch.setattr("torch.cuda.stream", lambda _: nullcontext())
+
+
+@pytest.mark.usefixtures("without_streams")
+def test_threads_give_the_same_numbers_and_one_that_breaks_ends_no_other(
+    tiny: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = fedfa.simulate.play_round
+
+    def play_round(server: Any, algorithm: Any, engine: Any, plan: Any, watcher: Any) -> Any:
+        if plan.seed == 2 and server.round == 1:
+            raise RuntimeError("no memory is left")
+        return real(server, algorithm, engine, plan, watcher)
+
+    monkeypatch.setattr(fedfa.simulate, "play_round", play_round)
+    experiments = [
+        fedfa.load(tiny, {"seed": seed, "network.dropout": 0.0}) for seed in range(4)
+    ]  # which is all threads'
+    ended = {
+        experiment.seed: outcome
+        for experiment, outcome in sharing.share_gpu(experiments, tmp_path / "shared", lambda _: Watcher(), at_once=3)
+    }
+    failed = ended.pop(2)
+    assert isinstance(failed, UserError) and "no memory is left" in str(failed)
+    for seed, run in ended.items():
+        assert isinstance(run, Run) and find_run(run.folder).provenance["beside"] == 2
+        alone = fedfa.run(experiments[seed], root=tmp_path / "alone")
+        assert [line["loss"] for line in alone.metrics] == [line["loss"] for line in run.metrics]
+
+
+@pytest.mark.usefixtures("without_streams")
+def test_threads_are_stopped_with_checkpoints(tiny: dict[str, Any], tmp_path: Path) -> None:
+    class Impatient(Watcher):
+        def round_done(self, record: Record) -> None:
+            if record.round == 2:
+                raise KeyboardInterrupt
+
+    experiments = [fedfa.load(tiny, {"seed": seed, "checkpoint_every": 1}) for seed in range(3)]
+    with pytest.raises(KeyboardInterrupt):
+        list(sharing.share_gpu(experiments, tmp_path, lambda _: Impatient()))
+    assert not list(tmp_path.glob("*/done")) and list(tmp_path.glob("*/checkpoints/round-*"))
+
+
+def test_threads_that_cannot_begin_are_not_waited_for(
+    tiny: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_device() -> int:
+        raise RuntimeError("no such device")
+
+    monkeypatch.setattr("torch.cuda.current_device", no_device)
+    with pytest.raises(RuntimeError, match="no such device"):
+        list(sharing.share_gpu([fedfa.load(tiny)], tmp_path, lambda _: Watcher()))
 
 
 def test_a_worker_that_is_killed_in_the_middle_of_a_word() -> None:
