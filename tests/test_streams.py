@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedfa.streams import Streams, derive, generator
+from fedfa.nets import ResNet18
+from fedfa.streams import DrawnFrom, Streams, derive, generator
 
 paths = st.lists(st.one_of(st.integers(0, 2**40), st.text(max_size=8)), min_size=1, max_size=4)
 
@@ -32,6 +34,27 @@ def test_any_path_gives_a_seed_that_torch_takes(path: list[int | str]) -> None:
     seed = derive(*path)
     assert 0 <= seed < 2**63
     assert generator(*path).initial_seed() == seed
+
+
+def test_initial_weights_are_the_seeds_whatever_other_threads_draw() -> None:
+    """Runs may be threads of one process, whose generator they all set anew."""
+    torch.manual_seed(7)
+    wanted = ResNet18(num_classes=3).state_dict()
+    ended = threading.Event()
+
+    def disturb() -> None:
+        while not ended.is_set():
+            torch.manual_seed(1)
+
+    thread = threading.Thread(target=disturb)
+    thread.start()
+    try:
+        with DrawnFrom(torch.Generator().manual_seed(7)):
+            found = ResNet18(num_classes=3).state_dict()
+    finally:
+        ended.set()
+        thread.join()
+    assert all(torch.equal(found[name], tensor) for name, tensor in wanted.items())
 
 
 @given(paths, paths)

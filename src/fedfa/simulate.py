@@ -38,7 +38,7 @@ from fedfa.runs import Run, clear, find_run, held
 from fedfa.server import Plan, Watcher, collect_shares, first_state, play_round
 from fedfa.state import ServerState
 from fedfa.statistics import better
-from fedfa.streams import derive
+from fedfa.streams import DrawnFrom, derive
 from fedfa.task import Classification, Segmentation, Task
 from fedfa.threads import useful_threads
 from fedfa.trackers import tracked
@@ -161,8 +161,9 @@ def make_network(
         layers = [layer for layer in (own, algorithm.layer(channels)) if layer is not None]
         return layers[0] if len(layers) == 1 else nn.Sequential(*layers)
 
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(derive(config.seed, "initialisation"))
+    seed = derive(config.seed, "initialisation")
+    with torch.random.fork_rng(devices=[]), DrawnFrom(torch.Generator().manual_seed(seed)):
+        torch.manual_seed(seed)  # for what draws in other ways
         model: nn.Module = config.build(
             "network", num_classes=len(federation.classes), in_channels=federation.channels, augment=augment
         )

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+from typing import Any
 
 import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 
 def derive(*path: int | str) -> int:
@@ -21,6 +24,24 @@ def derive(*path: int | str) -> int:
 def generator(*path: int | str, device: torch.device | str = "cpu") -> torch.Generator:
     """A generator at the start of the stream with this path."""
     return torch.Generator(device).manual_seed(derive(*path))
+
+
+class DrawnFrom(TorchDispatchMode):
+    """While it lasts, draws of this thread into tensors on the CPU that name no generator take this one. torch's own is
+    the process's: what a network's initialisation takes from it, another run's thread may have set back meanwhile."""
+
+    def __init__(self, generator: torch.Generator) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._generator = generator
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        given = dict(kwargs or {})
+        draws = any(argument.name == "generator" for argument in func._schema.arguments)
+        if draws and given.get("generator") is None and isinstance(args[0], Tensor) and args[0].device.type == "cpu":
+            given["generator"] = self._generator
+        return func(*args, **given)
 
 
 class Streams:
