@@ -251,6 +251,7 @@ def test_a_damaged_checkpoint_is_one_line(tiny_file: Path, tmp_path: Path) -> No
         (["--csv", "/proc/no/curves.csv"], "cannot write /proc/no/curves.csv: "),
         (["--png", "FILE/curves.png"], "cannot write FILE/curves.png: "),
         (["--csv", "FOLDER"], "cannot write FOLDER: it is a folder; name a file in it"),
+        (["--csv", "FOLDER/one/metrics.jsonl"], "FOLDER/one/metrics.jsonl is there, and stays as it is"),
         (["--png", "FOLDER"], "cannot write FOLDER: it is a folder; name a file in it"),
         (["--png", "FOLDER/curves.xyz"], "cannot write FOLDER/curves.xyz: Format 'xyz' is not supported"),
     ],

@@ -186,7 +186,10 @@ def report(
 @user_errors
 def tune(
     target: Annotated[str, typer.Argument(help="A table's name, a built-in experiment or a TOML file of either.")],
-    overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="For all runs.")] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE]...", help="For all runs; what is searched for is drawn around it."),
+    ] = None,
     trials: Annotated[
         int, typer.Option("--trials", min=1, max=MOST_SEEDS, help="For every row, its own settings included.")
     ] = 8,

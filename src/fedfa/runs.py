@@ -271,6 +271,17 @@ def held(folder: Path) -> Iterator[None]:
         yield
 
 
+def unedited(run: Run) -> Run:
+    """The run, if its settings are those that its folder is named by, or else an error: it would go on as another one
+    than was asked for."""
+    if run.experiment.title != run.folder.name:
+        raise UserError(
+            f"{run.folder} is called by other settings than its experiment.toml has, which was edited: put that back, "
+            "or delete the folder to play it anew"
+        )
+    return run
+
+
 def is_free(folder: Path) -> bool:
     """Whether no process is at work on a run's folder."""
     with locked(folder) as ours:

@@ -34,7 +34,7 @@ from fedfa.peak import Peak
 from fedfa.precision import arithmetic
 from fedfa.registries import Reader
 from fedfa.registry import nearest
-from fedfa.runs import Run, clear, find_run, held
+from fedfa.runs import Run, clear, find_run, held, unedited
 from fedfa.server import Plan, Watcher, collect_shares, first_state, play_round
 from fedfa.state import ServerState
 from fedfa.statistics import better
@@ -66,7 +66,8 @@ def run(
     folder = Path(root) / config.title
     there = (folder / "experiment.toml").exists()
     if there and not force:
-        return resume(folder, watcher)
+        found = unedited(find_run(folder))
+        return found if found.done else play(found, watcher)
     device = find_device(config.device)
     find_engine(config, device)
     parts = Parts.build(config)  # first: what cannot be built leaves no folder behind, and deletes none

@@ -16,7 +16,7 @@ from typing import Any
 
 from fedfa.errors import Busy, UserError
 from fedfa.experiment import Experiment
-from fedfa.runs import Run, find_run, is_free
+from fedfa.runs import Run, find_run, is_free, unedited
 from fedfa.server import Record, Watcher
 
 Outcome = tuple[Experiment, Run | UserError]
@@ -97,7 +97,8 @@ def _captured(experiment: Experiment) -> bool:
 
 def complete(folder: Path) -> Run | None:
     """The run in a folder, if it is there and complete."""
-    return find_run(folder) if (folder / "done").exists() and (folder / "experiment.toml").exists() else None
+    there = (folder / "done").exists() and (folder / "experiment.toml").exists()
+    return unedited(find_run(folder)) if there else None
 
 
 def _complete(folder: Path) -> Run | UserError | None:

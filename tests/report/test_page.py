@@ -316,6 +316,15 @@ def test_formats() -> None:
     assert '<td class="number best" data-order="1.04">' in made().html()
 
 
+def test_rows_of_latex_do_not_belong_to_the_line_before() -> None:
+    """As an option of its end, or as a star."""
+    runs = [entry(scores(0.5), algorithm=name) for name in ("fedavg", "fedfa")]
+    table = results(study(*runs).panels[0], "last")
+    for first in ("*mine", "[1] mine"):
+        table.rows[0][0] = Cell(first, (first,))
+        assert f"  {{}}{first} &" in table.latex()
+
+
 def test_latex_takes_any_text() -> None:
     assert in_latex("\\50 % of $x_1 & #{y}^~ − γ") == (
         r"\textbackslash{}50 \% of \$x\_1 \& \#\{y\}\textasciicircum{}\textasciitilde{} $-$ $\gamma$"

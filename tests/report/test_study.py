@@ -235,6 +235,8 @@ def test_a_folder_of_runs_a_run_and_a_summary(hand_made: HandMade, tmp_path: Pat
         assert [one.seed for one in panel.series[0].entries] == [0, 1, 2] and not found.broken
         assert panel.series[0].by_seed("last") == dict.fromkeys(range(3), 0.375)
         assert panel.series[0].by_seed("best", "a") == dict.fromkeys(range(3), 0.5)
+    both = Study.of([summary, runs[2].folder])
+    assert [one.folder for one in both.entries] == [runs[2].folder], "which has more than its summary"
 
 
 def test_mnist_by_writer_is_not_called_emnist(hand_made: HandMade) -> None:

@@ -597,6 +597,63 @@ def test_a_table_may_be_called_as_the_papers_are(tmp_path: Path) -> None:
     assert (tmp_path / "runs" / "tables" / "my-paper.csv").is_file()
 
 
+def test_an_edited_run_is_not_taken_for_what_its_folder_says(tmp_path: Path) -> None:
+    words = ["digit-sites", "--only", "FedAvg", *SMALL, "-o", tmp_path]
+    fedfa(*words)
+    folder = next(tmp_path.glob("*-seed0-*"))
+    file = folder / "experiment.toml"
+    file.write_text(file.read_text().replace("lr = 0.05", "lr = 0.5"))
+    assert "which was edited: put that back" in fedfa(*words, code=2)
+    (folder / "done").unlink()  # nor does it go on as another one
+    assert "which was edited: put that back" in fedfa(*words, code=2)
+    ran = CliRunner().invoke(app, ["run", str(file), "lr=0.05", "-o", str(tmp_path)])
+    assert ran.exit_code == 2 and "which was edited" in ran.output
+
+
+def test_what_a_caption_says_of_rounds_and_of_what_was_searched_for(tmp_path: Path) -> None:
+    table = tmp_path / "own.toml"
+    table.write_text("title = 'Mine'\nbase = 'digit-sites'\nseeds = 1\n[rows]\nA = {rounds = 1}\nB = {rounds = 2}\n")
+    assert "Mine, 1 to 2 rounds: test" in fedfa(table, "device=cpu", "-o", tmp_path)
+    table.write_text("title = 'Mine'\nbase = 'digit-sites'\nseeds = 1\nsettings = {rounds = 1}\n[rows]\nA = {}\n")
+    (tmp_path / "tuned.toml").write_text(
+        "table = 'own'\nvariant = 'paper'\njudged_by = 'a hand'\nsettings = {lr = 0.1}\n"
+        "rows = {A = {lr = 0.18}}\ntried = {A = [{lr = 0.1, validation = 0.1}, {lr = 0.18, validation = 0.2}]}\n"
+    )
+    told = fedfa(table, "device=cpu", "-o", tmp_path, "--tuned", tmp_path / "tuned.toml")
+    assert "with lr=0.1" not in told and "tuned on validation data, 1 round: test" in told
+
+
+def test_damaged_folders_are_told_of_and_a_summary_may_be_named_itself(whole: Path, tmp_path: Path) -> None:
+    shutil.copytree(whole, tmp_path / "runs")
+    folder = next((tmp_path / "runs").glob("*fedfa-seed0*"))
+    (folder / "metrics.jsonl").write_text("")
+    words = ["digit-sites", *SMALL, "--table-only", "-o", tmp_path / "out", "--from"]
+    told = fedfa(*words, tmp_path / "runs")
+    assert f"{folder} is marked as complete" in told and "passed over" in told
+    summary = next((whole / "summaries").glob("*fedfa-seed0*"))
+    assert "5 of 6 runs are missing" in fedfa(*words, summary)
+    both = ["--from", whole / "summaries", "--only", "FedFA"]
+    assert "missing" not in fedfa(*words, summary, *both)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("held_out = 'fax'", "held_out: is a list, such as ['a', 'b'], not 'fax'"),
+        ("paper = 3", "paper: is "),
+        ("[rows]\nA = 'fedavg'", "rows.A: is settings in braces, such as {lr = 0.1}, not 'fedavg'"),
+        ("[rows]", "rows: has no entry"),
+        ("like = 3", "like is the name of a file beside it, not 3"),
+        ("title = 3", "title: is text in quotes, not 3"),
+    ],
+)
+def test_a_tables_mistakes_are_told_in_its_own_words(text: str, told: str, tmp_path: Path) -> None:
+    start = ["base = 'digit-sites'", *(["title = 'Mine'"] if "title" not in text else [])]
+    end = ["[rows]", "A = {}"] if "[rows]" not in text else []
+    (tmp_path / "own.toml").write_text("\n".join([*start, text, *end, ""]), "utf-8-sig")  # as some editors begin files
+    assert told in fedfa(tmp_path / "own.toml", code=2)
+
+
 @pytest.mark.parametrize("where", ["settings", "groups", "variant", "rows", "tuned"])
 def test_a_precision_that_a_table_names_anywhere_is_met(where: str, tmp_path: Path) -> None:
     """Runs of another one are there, and are not taken for it."""

@@ -220,6 +220,8 @@ def put(path: Path, write: Callable[[Path], Any]) -> None:
     """Write a file into a folder that need not be there yet; what goes wrong is the user's to put right."""
     if path.is_dir():
         raise UserError(f"cannot write {path}: it is a folder; name a file in it")
+    if path.exists() and path.suffix in (".json", ".jsonl", ".toml", ".safetensors"):
+        raise UserError(f"{path} is there, and stays as it is: runs, summaries and tables are such files; name another")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write(path)

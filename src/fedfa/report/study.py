@@ -252,7 +252,8 @@ def collect(paths: Sequence[Path | str]) -> tuple[list[Entry], dict[str, str]]:
             broken[str(place)] = str(error).removeprefix(f"{place} ")
         except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
             broken[str(place)] = f"cannot be read: {type(error).__name__} {error}"
-    return entries, broken
+    whole = {entry.name for entry in entries if entry.folder is not None}  # which have more than their summaries
+    return [entry for entry in entries if entry.folder is not None or entry.name not in whole], broken
 
 
 def _places(path: Path) -> list[Path]:

@@ -75,7 +75,8 @@ class Table:
 
         def line(cells: Iterable[str]) -> str:
             whole = " & ".join(cells)
-            return f"  {'{}' if whole.startswith('[') else ''}{whole}" + r" \\"  # else an option of the line before
+            apart = "{}" if whole.startswith(("[", "*")) else ""  # else it belongs to the end of the line before
+            return f"  {apart}{whole}" + r" \\"
 
         def text(cell: Cell) -> str:
             return rf"\textbf{{{in_latex(cell.text)}}}" if cell.marked else in_latex(cell.text)

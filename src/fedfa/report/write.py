@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from fedfa.data.preview import file_names
 from fedfa.errors import UserError
-from fedfa.files import write_text
+from fedfa.files import check_folder, write_text
 from fedfa.report.figures import FIGURES, style
 from fedfa.report.page import page
 from fedfa.report.progress import put, written
@@ -31,6 +31,9 @@ def write_report(
 ) -> Study:
     """Write the page, and where folders are given, figures (PNG and PDF) and tables (LaTeX, Markdown, CSV) of every
     federation among the runs."""
+    for folder, option in ((figures, "--figures"), (tables, "--tables")):
+        if folder is not None:
+            check_folder(folder, option)
     study = Study.of(runs)
     for place, why in study.broken.items():
         print(f"{place}: {why}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,9 @@ from fedfa.statistics import LEVEL, Difference, Summary
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+LETTER = 0.055
+"""Inches that a letter of the smallest text takes at most."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +139,7 @@ def draw_against(results: Results) -> Figure | None:
     if any(point.difference is not None and point.difference.interval is not None for point in points):
         told.append(f"bars: {100 * LEVEL:.0f} % intervals of the differences to {first}, paired by seed")
     told += ["circles: the paper's single runs"] if any(point.paper is not None for point in points) else []
-    figure.supxlabel("; ".join(told), size=7)
+    figure.supxlabel(textwrap.fill("; ".join(told), int(figure.get_figwidth() / LETTER)), size=7)
     drawn = {
         name: handle for axes in figure.axes for handle, name in zip(*axes.get_legend_handles_labels(), strict=True)
     }

@@ -168,7 +168,8 @@ class _Planned:
     @cached_property
     def changed(self) -> dict[str, Any]:
         """What makes other runs of it than the table's own; of a search, what all of its trials had."""
-        asked = {**self.tuned.settings, **self.choice.overrides}
+        common = {key: value for key, value in self.tuned.settings.items() if key not in self.tuned.searched}
+        asked = {**common, **self.choice.overrides}
         return changes(self.table, replace(self.choice, overrides=asked, tuned=None))
 
     @property
@@ -185,13 +186,14 @@ def reproduce(names: Sequence[str], overrides: dict[str, Any], wish: Wish) -> li
     tables have is played once."""
     if wish.summaries is not None:
         check_folder(wish.summaries, "--summaries")
+    check_folder(wish.out / "tables", "--out")
 
     @cache
     def there() -> dict[str, list[RunSummary | Run]]:
         """What there is in the folders, read once for all tables."""
         found: dict[str, list[RunSummary | Run]] = {}
         for folder in reversed(wish.sources or tuple(filter(Path.is_dir, [wish.out]))):
-            for name, runs in find_summaries(folder).items():
+            for name, runs in find_summaries(folder, bool(wish.table_only or wish.sources)).items():
                 found.setdefault(name, []).extend(runs)
         return found
 
@@ -414,7 +416,8 @@ def _make(results: Results, plan: _Planned, wish: Wish) -> None:
     table, choice, cells = plan.table, plan.choice, plan.cells
     variant = choice.variant if choice.variant not in ("", table.variant) else ""
     told = f", variant {variant!r} ({table.variants[variant].why})" if variant else ""
-    rounds = counted(cells[0].experiment.rounds)
+    kinds = sorted({cell.experiment.rounds for cell in cells})
+    rounds = counted(kinds[0]) if len(kinds) == 1 else f"{kinds[0]} to {kinds[-1]} rounds"
     if choice.tuned is not None:
         over = counted(plan.tuned.rounds or table_rounds(table, choice))
         told += f", tuned on validation data{f' over {over}' if over != rounds else ''}"
@@ -473,7 +476,7 @@ def _notes(results: Results, plan: _Planned) -> list[str]:
     if missing:
         wanted = sum(len(series.cells) for series in results.series)
         named = some([repr(label(cell)) for cell in missing])
-        notes.append(f"{len(missing)} of {wanted} runs are missing: {named}.")
+        notes.append(f"{len(missing)} of {wanted} runs {'is' if len(missing) == 1 else 'are'} missing: {named}.")
     if results.mixed and not plan.known.precisely:
         notes.append(f"{results.mixed}: a part of a difference may be the precision's.")
     machines = results.machines()

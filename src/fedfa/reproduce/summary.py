@@ -213,10 +213,14 @@ def _lines(found: Mapping[str, Any]) -> list[dict[str, Any]]:
     return lines
 
 
-def find_summaries(folder: Path) -> dict[str, list[Run | RunSummary]]:
+def find_summaries(folder: Path, tell: bool = True) -> dict[str, list[Run | RunSummary]]:
     """All complete runs in a folder, and in the folders in it, by their :func:`identity`: run folders, and files of
-    summaries; runs of one experiment, on two machines or of two folders of data say, as they were started. Other JSON
-    files are passed over, and so are damaged ones, which are told of."""
+    summaries, of which one may be named itself; runs of one experiment, on two machines or of two folders of data say,
+    as they were started. Other JSON files are passed over, and so are damaged ones, which are told of; of damaged run
+    folders it is up to `tell`, since who plays runs will meet them again."""
+    if folder.is_file():
+        summary = read_summary(folder)
+        return {summary.identity: [summary]} if summary.done and summary.identity is not None else {}
     if not folder.is_dir():
         raise UserError(f"there is no folder {folder}")
     found: list[tuple[str, Run | RunSummary]] = []
@@ -224,8 +228,13 @@ def find_summaries(folder: Path) -> dict[str, list[Run | RunSummary]]:
         if "experiment.toml" in files:
             inner.clear()  # checkpoints and the like
             if "done" in files:
-                with suppress(UserError):  # damaged, or of an algorithm that is not known here: none of ours
+                try:
                     run = find_run(place)
+                except UserError as error:
+                    if tell:
+                        print(f"{error}: passed over", file=sys.stderr)
+                    continue
+                with suppress(UserError):  # of an algorithm that is not known here: none of ours
                     if run.experiment.split["file"] and run.experiment.title != run.folder.name:
                         continue  # its splits are not those of the file as it is now
                     found.append((identity(run.experiment), run))

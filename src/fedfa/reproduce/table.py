@@ -26,6 +26,17 @@ GROUPS = "groups"
 """What a figure has along its axis where that is not a setting: the table's groups."""
 
 
+SAID = {
+    "dict_type": "is settings in braces, such as {{lr = 0.1}}, not {}",
+    "tuple_type": "is a list, such as ['a', 'b'], not {}",
+    "string_type": "is text in quotes, not {}",
+    "int_type": "is a whole number, not {}",
+    "missing": "is missing",
+    "too_short": "has no entry",
+}
+"""What is wrong with a table's file, in its own words and not in Python's."""
+
+
 class Variant(BaseModel):
     """Another reading of the same table, where the paper contradicts itself or the authors' code."""
 
@@ -301,6 +312,9 @@ def find_table(name: str) -> Table:
         where, what = ".".join(map(str, problem["loc"])), problem["msg"].removeprefix("Value error, ")
         if problem["type"] == "extra_forbidden":
             what = f"a table has no such key; {nearest(where, Table.model_fields)}"
+        elif problem["type"] in SAID:
+            where = ".".join(part for part in map(str, problem["loc"]) if not re.search(r"\[|^(str|int|dict)$", part))
+            what = SAID[problem["type"]].format(f"{problem['input']!r:.60}")
         raise UserError(": ".join(part for part in (str(path), where, what) if part)) from None
 
 
@@ -319,6 +333,8 @@ def _merged(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
         raise UserError(f"{path} is like itself")
     content = read_toml(path)
     like = content.pop("like", "")
+    if not isinstance(like, str):
+        raise UserError(f"{path}: like is the name of a file beside it, not {like!r}")
     if like:
         inherited: dict[str, Any] = {
             "variant": "paper",
@@ -331,13 +347,13 @@ def _merged(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
         }
         if "rows" in content:  # which may differ in other things
             inherited["against"] = {}
-        content = {**_merged(path.parent / f"{like}.toml", (*seen, path)), **inherited, **content}
+        content = {**_merged(path.parent / f"{like.removesuffix('.toml')}.toml", (*seen, path)), **inherited, **content}
     return content
 
 
 def read_toml(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text("utf-8"))
+        return tomllib.loads(path.read_text("utf-8-sig"))
     except FileNotFoundError:
         raise UserError(f"no file {path}") from None
     except (OSError, ValueError, RecursionError) as error:
