@@ -10,6 +10,7 @@ import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
@@ -239,7 +240,7 @@ def _checked(component: str, target: Any, table: Mapping[str, Any], name: str = 
             hint = nearest(key, known) if known else "it has none"
             raise UserError(f"{title} has no setting {key!r}; {hint}")
         try:
-            checked[key] = TypeAdapter(known[key][0]).validate_python(setting)
+            checked[key] = _adapter(known[key][0]).validate_python(setting)
         except ValidationError as error:
             raise UserError(f"{component}.{key}: {_complaint(error.errors()[0])}") from None
     for key, value in checked.items():
@@ -257,6 +258,12 @@ def _make(component: str, table: Mapping[str, Any], **given: Any) -> Any:
         raise UserError(f"{component}: {error}") from error
 
 
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
+@cache
 def _settings(target: Any) -> dict[str, tuple[Any, Any]]:
     """Settings of a component: type and default of every argument that is not given by us."""
     described = target.__init__ if inspect.isclass(target) else target

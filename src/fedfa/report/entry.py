@@ -75,13 +75,17 @@ class Entry:
     def traces(self) -> list[tuple[int, dict[str, Tensor]]]:
         return list(Run(self.folder).traces()) if self.folder else []
 
+    @cached_property
+    def _evaluated(self) -> dict[str, list[dict[str, Any]]]:
+        return {split: [line for line in self.metrics if split in line] for split in ("val", "test")}
+
     def curve(self, split: str, who: str) -> dict[int, float]:
         """A number by round: `split` is test, val or loss, and `who` a client, `mean` or `unseen`."""
         if split == "loss":
             return {line["round"]: line["loss"] for line in self.metrics if line.get("loss") is not None}
         found = {}
-        for line in self.metrics:
-            scores = line.get(split, {})
+        for line in self._evaluated[split]:
+            scores = line[split]
             value = scores.get(who) if who in ("mean", "unseen") else scores.get("clients", {}).get(who)
             if value is not None:
                 found[line["round"]] = value

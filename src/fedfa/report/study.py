@@ -15,7 +15,7 @@ from fedfa.errors import UserError, some
 from fedfa.experiment import COSMETIC, completed
 from fedfa.report.compare import flat, told_apart, usual
 from fedfa.report.entry import Entry, InTurn
-from fedfa.reproduce.summary import read_summary
+from fedfa.reproduce.summary import no_collection, read_summary
 from fedfa.runs import Run, find_run
 from fedfa.statistics import RULES, Difference, Rule, Summary, holm, paired, summarise
 
@@ -52,7 +52,7 @@ class Series:
             one.setdefault(entry.seed, entry)
         return tuple(one[seed] for seed in sorted(one))
 
-    @property
+    @cached_property
     def complete(self) -> bool:
         return all(entry.done for entry in self.used) and bool(self.used)
 
@@ -132,22 +132,22 @@ class Panel:
         """Those that have a place of their own."""
         return self.clients if len(self.clients) <= MOST_CLIENTS else ()
 
-    @property
+    @cached_property
     def rules(self) -> list[Rule]:
         """The rules that some run has numbers for."""
         return [rule for rule in RULES if any(rule in entry.selected for s in self.series for entry in s.used)]
 
-    @property
+    @cached_property
     def comparable(self) -> tuple[Series, ...]:
         """Those that are complete: what others have so far says little. All, where none is."""
         return tuple(series for series in self.series if series.complete) or self.series
 
-    @property
+    @cached_property
     def ranked(self) -> tuple[Series, ...]:
         """Of these, those that may be called the best: no single run, where others have seeds."""
         return tuple(series for series in self.comparable if len(series.used) > 1) or self.comparable
 
-    @property
+    @cached_property
     def baseline(self) -> int:
         """Which series others are compared with at first: of equals the one with most seeds."""
         order = sorted(self.comparable, key=lambda one: (one.algorithm not in FIRST, one.augmented, -len(one.used)))
@@ -174,7 +174,7 @@ class Panel:
 
         return tuple(nearest(one) for one in self.series)
 
-    @property
+    @cached_property
     def bases(self) -> list[Series]:
         """Those of them that there are."""
         return [self.series[place] for place in sorted(set(self.baselines))]
@@ -245,13 +245,15 @@ def collect(paths: Sequence[Path | str]) -> tuple[list[Entry], dict[str, str]]:
     without anything in it that could be a run: both are a slip of whoever typed them."""
     entries: list[Entry] = []
     broken: dict[str, str] = {}
-    for place in dict.fromkeys(found for path in paths for found in _places(Path(path))):
-        try:
-            entries.append(_summary(place) if place.is_file() else _entry(find_run(place)))
-        except UserError as error:
-            broken[str(place)] = str(error).removeprefix(f"{place} ")
-        except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
-            broken[str(place)] = f"cannot be read: {type(error).__name__} {error}"
+    places = dict.fromkeys(found for path in paths for found in _places(Path(path)))
+    with no_collection():
+        for place in places:
+            try:
+                entries.append(_summary(place) if place.is_file() else _entry(find_run(place)))
+            except UserError as error:
+                broken[str(place)] = str(error).removeprefix(f"{place} ")
+            except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
+                broken[str(place)] = f"cannot be read: {type(error).__name__} {error}"
     whole = {entry.name for entry in entries if entry.folder is not None}  # which have more than their summaries
     return [entry for entry in entries if entry.folder is not None or entry.name not in whole], broken
 

@@ -30,6 +30,7 @@ from fedfa.reproduce.summary import (
     arithmetic_of,
     find_summaries,
     identity,
+    no_collection,
     summary_of,
     write_summary,
 )
@@ -193,7 +194,9 @@ def reproduce(names: Sequence[str], overrides: dict[str, Any], wish: Wish) -> li
         """What there is in the folders, read once for all tables."""
         found: dict[str, list[RunSummary | Run]] = {}
         for folder in reversed(wish.sources or tuple(filter(Path.is_dir, [wish.out]))):
-            for name, runs in find_summaries(folder, bool(wish.table_only or wish.sources)).items():
+            with no_collection():
+                inside = find_summaries(folder, bool(wish.table_only or wish.sources))
+            for name, runs in inside.items():
                 found.setdefault(name, []).extend(runs)
         return found
 
