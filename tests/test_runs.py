@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import re
 import subprocess
 import sys
@@ -56,6 +57,22 @@ def test_the_last_checkpoints_are_those_of_the_last_rounds(play: Play) -> None:
     for round in (99_990, 100_000, 100_010):
         run.checkpoint(replace(latest[0], round=round), None, keep=2)
     assert run.restarts() == [100_000, 100_010]
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="open files are looked up in Linux's /proc")
+def test_a_folder_is_free_again_though_a_child_has_its_lock_open(tmp_path: Path) -> None:
+    """As one that another thread starts has it, until it becomes another program."""
+    with locked(tmp_path) as ours:
+        assert ours
+        (own,) = [fd for fd in Path("/proc/self/fd").iterdir() if os.path.realpath(fd) == str(tmp_path / ".lock")]
+        os.set_inheritable(int(own.name), True)
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], close_fds=False)
+    try:
+        with locked(tmp_path) as ours:
+            assert ours
+    finally:
+        child.kill()
+        child.wait()
 
 
 def test_private_tensors_are_kept_in_the_folder(play: Play) -> None:

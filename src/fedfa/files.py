@@ -7,7 +7,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +60,12 @@ def locked(folder: Path) -> Iterator[bool]:
             ours = False
         except OSError:  # a file system that knows no locks
             pass
-        yield ours
+        try:
+            yield ours
+        finally:  # not by closing it alone: a process that another thread is just starting has it open for a moment, too
+            if ours:
+                with suppress(OSError):
+                    fcntl.flock(file, fcntl.LOCK_UN)
 
 
 def check_folder(folder: Path, what: str) -> None:
