@@ -62,7 +62,7 @@ def locked(folder: Path) -> Iterator[bool]:
             pass
         try:
             yield ours
-        finally:  # not by closing it alone: a process that another thread is just starting has it open for a moment, too
+        finally:  # not by closing it alone: a process that another thread is just starting has it open, too
             if ours:
                 with suppress(OSError):
                     fcntl.flock(file, fcntl.LOCK_UN)
