@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import multiprocessing
 import os
 import signal
@@ -15,6 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 import fedfa
 import fedfa.simulate
@@ -148,13 +150,67 @@ def test_threads_that_cannot_begin_are_not_waited_for(
         list(sharing.share_gpu([fedfa.load(tiny)], tmp_path, lambda _: Watcher()))
 
 
+@pytest.mark.parametrize("error", [BrokenPipeError(), OSError(errno.ENOSPC, "No space left on device")])
+def test_what_concerns_all_runs_ends_all(error: OSError, tiny: dict[str, Any], tmp_path: Path) -> None:
+    """And is told by the command, in one line."""
+
+    class Full(Watcher):
+        def round_done(self, record: Record) -> None:
+            raise error
+
+    with pytest.raises(type(error)):
+        list(run_together([fedfa.load(tiny, {"seed": s}) for s in (0, 1)], root=tmp_path, watch=lambda _: Full()))
+
+
+def test_memory_that_runs_out_is_one_line(
+    tiny: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def play_round(*_: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 2 GiB")
+
+    monkeypatch.setattr(fedfa.simulate, "play_round", play_round)
+    ((_, failed),) = run_together([fedfa.load(tiny)], root=tmp_path, watch=lambda _: Watcher())
+    assert str(failed) == "OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB"
+    assert not capsys.readouterr().err
+
+
+def test_a_table_whose_reader_has_gone_says_nothing(tmp_path: Path) -> None:
+    """As in `fedfa reproduce … | head -1`."""
+    words = [sys.executable, "-m", "fedfa", "reproduce", "digit-sites", "--rounds", "2", "--seeds", "2", "device=cpu"]
+    ours = subprocess.Popen([*words, "-o", str(tmp_path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert ours.stdout is not None and ours.stderr is not None and ours.stdout.readline()
+    ours.stdout.close()
+    assert not ours.stderr.read() and ours.wait(120) == 0
+    ours.stderr.close()
+
+
+def test_a_worker_whose_first_process_is_gone_ends_without_a_word(tmp_path: Path) -> None:
+    script = (
+        "import os, sys, threading, time, pathlib\n"
+        "import fedfa\nfrom fedfa.server import Watcher\nfrom fedfa.together import run_together\n"
+        "class Gone(Watcher):\n"
+        "    def round_done(self, record): os._exit(9)\n"
+        "if __name__ == '__main__':\n"
+        "    given = {'rounds': 300, 'device': 'cpu', 'split.fraction': 0.1}\n"
+        "    runs = [fedfa.load('digit-sites', {**given, 'seed': s}) for s in (0, 1)]\n"
+        "    list(run_together(runs, root=pathlib.Path(sys.argv[1]), watch=lambda _: Gone(), at_once=2))\n"
+    )
+    file = tmp_path / "script.py"
+    file.write_text(script)
+    done = subprocess.run(
+        [sys.executable, str(file), str(tmp_path / "runs")], capture_output=True, text=True, timeout=100, check=False
+    )  # which waits for all that have its output, workers among them
+    assert done.returncode == 9 and not done.stderr
+    assert not list(tmp_path.glob("runs/*/done"))
+
+
 def test_a_worker_that_is_killed_in_the_middle_of_a_word() -> None:
     """Its pipe then has a part of a message."""
     ours, theirs = multiprocessing.get_context("spawn").Pipe(duplex=False)
     os.write(theirs.fileno(), (1000).to_bytes(4, "big") + b"a part")
     theirs.close()
     gone = SimpleNamespace(join=lambda: None, exitcode=-9)
-    ended, error = together._hear(ours, Watcher(), gone)  # type: ignore[arg-type]
+    ended, error = together._hear(ours, Watcher(), gone)  # type: ignore[arg-type]  # a stand-in for a process
     assert ended and "exit code -9" in str(error)
 
 

@@ -31,7 +31,7 @@ class DrawnFrom(TorchDispatchMode):
     the process's: what a network's initialisation takes from it, another run's thread may have set back meanwhile."""
 
     def __init__(self, generator: torch.Generator) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's
         self._generator = generator
 
     def __torch_dispatch__(

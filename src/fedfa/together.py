@@ -110,15 +110,21 @@ def _complete(folder: Path) -> Run | UserError | None:
 
 
 def outcome_of(experiment: Experiment, root: Path, watcher: Watcher) -> Run | UserError:
-    """Run an experiment; where it fails, why. That ends no other run."""
+    """Run an experiment; where it fails, why. That ends no other run; a full disk, or a reader of our output who has
+    gone, ends all."""
+    import torch
+
     from fedfa.simulate import run
 
     try:
         return run(experiment, root=root, watcher=watcher)
     except UserError as error:
         return error
-    except Exception as error:  # memory that ran out, or a bug
-        traceback.print_exception(error)
+    except OSError:
+        raise
+    except Exception as error:
+        if not isinstance(error, (MemoryError, torch.OutOfMemoryError)):  # a bug
+            traceback.print_exception(error)
         return UserError(f"{type(error).__name__}: {' '.join(str(error).split())}")
 
 
